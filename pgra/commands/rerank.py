@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import about, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
@@ -14,20 +14,14 @@ from pgra.reader.arguments import ReaderArguments
 from pgra.retrieval.trec import QueryFileArguments, finish_run
 
 if TYPE_CHECKING:
-    from pgra.core import Candidates, Context
-    from pgra.methods.stages import Stages
+    from pgra.core import Context
 
 
 @dataclass(kw_only=True)
 class ShowArguments(Arguments):
-    """How much is shown, and what the reader's section says of the second stage."""
+    """How much is shown."""
 
     num_shown: int = arg(5, "Passages of each stage that are shown for a text.", least=1)
-    model_name_or_path: str = arg(
-        ReaderArguments.model_name_or_path,
-        "T5 by whose encoder a query's exemplars are found, with --exemplars knn "
-        "--neighbor_encoder reader: hub id, folder or bundled:NAME.",
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,9 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from pgra.core import join_context
 
-    words = name_leading_texts(argv)
     parts, (texts, own, show) = parse_stages(
-        words,
+        name_leading_texts(argv),
         [TextArguments, QueryFileArguments, ShowArguments],
         without=["reader"],
         prog="pgra rerank",
@@ -66,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked:  # all candidates are ordered
         every = parts["retriever"].num_candidates
         parts["rerank"] = replace(parts["rerank"], num_evidence=every)
-    reader = ReaderArguments(model_name_or_path=show.model_name_or_path)
-    args = RunArguments({**parts, "reader": reader})
+    args = RunArguments({**parts, "reader": ReaderArguments()})
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
@@ -87,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rerank_splits(args: "RunArguments", context: "Context") -> str:
+def _rerank_splits(args: RunArguments, context: "Context") -> str:
     from pgra.methods.base import SPLITS
     from pgra.methods.stages import Stages
 
@@ -104,9 +96,7 @@ def _rerank_splits(args: "RunArguments", context: "Context") -> str:
     return "\n".join(lines)
 
 
-def _search(
-    args: "RunArguments", texts: Sequence[str], context: "Context"
-) -> tuple["Stages", "Candidates", "Candidates"]:
+def _search(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
     """Find evidence for texts; their states are kept in the bank, what is found is not."""
     from pgra.core import Example
     from pgra.methods.stages import Stages
@@ -117,13 +107,11 @@ def _search(
     return search, *search.search(queries)
 
 
-def _show_texts(
-    args: "RunArguments", texts: Sequence[str], num_shown: int, context: "Context"
-) -> str:
+def _show_texts(args: RunArguments, texts: Sequence[str], count: int, context: "Context") -> str:
     search, first, best = _search(args, texts, context)
     stages = (
-        (f"first stage: {args.retriever.retriever}", first.top(num_shown)),
-        (f"second stage: {args.rerank.reranker}", best.top(num_shown)),
+        (f"first stage: {args.retriever.retriever}", first.top(count)),
+        (f"second stage: {args.rerank.reranker}", best.top(count)),
     )
     lines = []
     for query, text in enumerate(texts):

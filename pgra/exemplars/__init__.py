@@ -2,7 +2,7 @@
 
     pool = ExemplarPool(examples, args.leak_jaccard)
     similarity = open_similarity(args, examples, ...) if args.compares else None
-    chosen = args.selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
+    chosen = args.open(pool, similarity).choose(queries)      # rows of the pool, (B, m)
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
 
 `--exemplars module:Class` names a `Selector` (`pgra.exemplars.selection`) from outside, which only
@@ -41,17 +41,16 @@ class SelectionArguments(EncoderArguments):
 
     exemplars: str = arg(
         "knn",
-        "How they are chosen: knn (KATE: the query's nearest), random, balanced (the labels in "
-        "turn), official (the first in the file under a cap a label, as PGRA's code), fixed (the "
-        "first ones), or module:Class of your own.",
+        "knn (KATE: the query's nearest), random, balanced (the labels in turn), official (the "
+        "first in the file under a cap a label, as PGRA's code), fixed (the first), or "
+        "module:Class.",
         choices=SELECTORS,
         is_open="selector",
         is_common=True,
     )
     num_exemplars: int | None = arg(
         None,
-        "Labelled examples in each prompt; default: 8, and the paper's number where answers are "
-        "written.",
+        "Examples in each prompt; default: 8, and the paper's number where answers are written.",
         least=0,
         is_common=True,
     )
@@ -62,7 +61,7 @@ class SelectionArguments(EncoderArguments):
     )
     redraw: bool = arg(
         False,
-        "With random and balanced: a draw for each query (the paper's baseline), not one.",
+        "With random and balanced: a draw for each query, the paper's baseline.",
         needs={"exemplars": ("random", "balanced", "official")},
     )
     exemplar_seed: int | None = arg(
@@ -78,14 +77,13 @@ class SelectionArguments(EncoderArguments):
     )
     order: str = arg(
         "nearest-first",
-        "In the prompt: nearest-first (the paper's; the farthest first with --farthest), "
-        "nearest-last (next to the query), or random.",
+        "In the prompt: nearest-first (the paper's), nearest-last (next to the query), or random.",
         choices=ORDERS,
     )
     leak_jaccard: float = arg(
         LEAK_JACCARD,
-        "Share of common words from which on an example is nearly the query's own text, and never "
-        "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
+        "Share of common words from which on an example is nearly the query's own text, and is "
+        "not shown with it.",
         above=0,
         most=1,
     )
@@ -94,6 +92,10 @@ class SelectionArguments(EncoderArguments):
     def selector(self) -> Any:
         """The class that chooses, a `pgra.exemplars.selection.Selector`."""
         return find_class("selector", self.exemplars, SELECTORS)
+
+    def open(self, pool: Any, similarity: Any) -> Any:
+        """Open it; a ConfigError if the pool does not have what is asked for."""
+        return self.selector(self, pool, similarity)
 
     @property
     def compares(self) -> bool:

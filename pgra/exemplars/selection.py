@@ -12,7 +12,7 @@ cosine where it is trained on sentence pairs.
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -34,8 +34,6 @@ from pgra.retrieval.neighbors import Counts, ExampleEncoder, LeakGuard, Neighbor
 
 _ORDER_SEED = 0x0DE5
 Groups = Mapping[str | None, list[int]]  # rows of a pool by label
-# Returns the part of examples to compare, of pool and queries alike.
-Key = Callable[[Sequence[Example]], list[Example]]
 
 
 @dataclass(frozen=True)
@@ -79,30 +77,22 @@ class ExemplarPool:
 class PoolSimilarity(ABC):
     """Compares queries with a pool of labelled examples; higher is more similar.
 
-    `neighbors` has the pool, under `key`, and an encoder without unit length, or all metrics are
-    one. `key` returns the part of queries to compare; None: all.
+    `neighbors` has the pool, and an encoder without unit length, or all metrics are one.
     """
 
-    def __init__(self, neighbors: Neighbors, metric: str, *, key: Key | None = None) -> None:
-        self.neighbors, self.metric, self.key = neighbors, metric, key
+    def __init__(self, neighbors: Neighbors, metric: str) -> None:
+        self.neighbors, self.metric = neighbors, metric
 
     def renewed(self) -> Self:
         """Return the same comparison with a pool that has grown; its vectors are reused."""
-        return type(self)(self.neighbors, self.metric, key=self.key)
-
-    def load(self) -> None:
-        """Load the encoder now; one that cannot be found or loaded is a ModelError."""
-        _ = self.neighbors.encoder
+        return type(self)(self.neighbors, self.metric)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Everything that decides how similar two examples are: encoder, pool, metric and key."""
-        key = {} if self.key is None else {"key": self.key.__name__}
-        return {**self._made_of(), "metric": self.metric, **key}
+        """Everything that decides how similar two examples are: encoder, pool and metric."""
+        return {**self.neighbors.fingerprint, "metric": self.metric}
 
-    def _made_of(self) -> Mapping[str, Json]:
-        return self.neighbors.fingerprint
-
+    @abstractmethod
     def nearest(
         self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
     ) -> Candidates:
@@ -111,13 +101,6 @@ class PoolSimilarity(ABC):
         With sign -1 the least similar, the least first; scores are negative similarities. BM25
         refuses that with a ConfigError.
         """
-        compared = queries if self.key is None else self.key(queries)
-        return self._search(compared, rows, depth, sign)
-
-    @abstractmethod
-    def _search(
-        self, queries: Sequence[Example], rows: Rows, depth: int, sign: int
-    ) -> Candidates: ...
 
 
 class VectorSimilarity(PoolSimilarity):
@@ -139,7 +122,9 @@ class VectorSimilarity(PoolSimilarity):
             return vectors - np.asarray(mean, np.float32)
         return vectors
 
-    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+    def nearest(
+        self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
+    ) -> Candidates:
         vectors = self._shape(self.neighbors.encoder.encode_examples(queries))
         pool = self._pool[rows]
         if self.metric != "euclidean":
@@ -162,13 +147,13 @@ class WordSimilarity(PoolSimilarity):
     def _index(self) -> BM25Retriever:
         return BM25Retriever.of_texts([example.text for example in self.neighbors.examples])
 
-    def load(self) -> None:
-        """Load nothing: words need no model."""
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return {**self._index.fingerprint, "metric": self.metric}
 
-    def _made_of(self) -> Mapping[str, Json]:
-        return self._index.fingerprint
-
-    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+    def nearest(
+        self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
+    ) -> Candidates:
         if sign < 0:  # most of a pool shares no word with a query, so the least alike all tie
             raise ConfigError("encoder 'bm25' has no farthest examples: use another --encoder")
         self._index.removed = np.setdiff1d(np.arange(len(self.neighbors.examples)), rows)
@@ -181,25 +166,23 @@ def open_similarity(
     root: Path | None = None,
     *,
     device: str,
-    key: Key | None = None,
     encoder: ExampleEncoder | None = None,
 ) -> PoolSimilarity | None:
     """Open what `--encoder` and `--vector_metric` name; None if nothing is compared.
 
     The encoder is loaded when it is first needed.
 
-    `root` is the folder of the pool's vectors; None: in memory alone. `key` returns the part of
-    examples to compare, such as questions without their subject. `encoder` replaces `--encoder`.
+    `root` is the folder of the pool's vectors; None: in memory alone. `encoder` replaces
+    `--encoder`.
     """
     if not args.compares:
         return None
     asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
-    pool = examples if key is None else key(examples)
-    neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), pool, root)
+    neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), examples, root)
     if args.encoder == BM25:
-        return WordSimilarity(neighbors, BM25, key=key)
-    return VectorSimilarity(neighbors, args.vector_metric, key=key)
+        return WordSimilarity(neighbors, BM25)
+    return VectorSimilarity(neighbors, args.vector_metric)
 
 
 class Selector:
@@ -274,15 +257,15 @@ class Nearest(Selector):
         return replace(chosen, similarity=-chosen.similarity) if self.args.farthest else chosen
 
 
-def draw_random(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
-    """Draw `count` of the rows, which are in the pool's order; `groups` has them by label."""
-    del groups
+def draw_random(rows: Sequence[int], _groups: Groups, count: int, rng: random.Random) -> list[int]:
+    """Draw `count` of the rows, which are in the pool's order; the groups have them by label."""
     return rng.sample(rows, count)
 
 
-def draw_balanced(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+def draw_balanced(
+    _rows: Sequence[int], groups: Groups, count: int, rng: random.Random
+) -> list[int]:
     """Draw the labels in turn: their numbers differ by at most one while they last."""
-    del rows
     left = {label: list(group) for label, group in groups.items()}
     for group in left.values():
         rng.shuffle(group)
@@ -316,9 +299,8 @@ def draw_official(rows: Sequence[int], groups: Groups, count: int, rng: random.R
     return chosen
 
 
-def draw_fixed(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+def draw_fixed(rows: Sequence[int], _groups: Groups, count: int, _rng: random.Random) -> list[int]:
     """Take the first."""
-    del groups, rng
     return list(rows[:count])
 
 
@@ -368,15 +350,10 @@ class Drawn(Selector):
         rngs = (random.Random(f"{seed} {_text_number(query.text)}") for query in queries)
         return [draw(rows, groups, self.count, rng) for rng in rngs]
 
-    @cached_property
-    def _shuffled(self) -> list[int]:
-        rows: list[int] = self.pool.guard.distinct.tolist()
-        random.Random(f"{self.args.exemplar_seed or 0} others").shuffle(rows)
-        return rows
-
     def _others(self, query: Example) -> list[int]:
         """Return all rows as they replace others: with `redraw` from a row of the query's own."""
-        rows = self._shuffled
+        rows: list[int] = self.pool.guard.distinct.tolist()
+        random.Random(f"{self.args.exemplar_seed or 0} others").shuffle(rows)
         start = _text_number(query.text) % len(rows) if self.args.redraw else 0
         return [*rows[start:], *rows[:start]]
 

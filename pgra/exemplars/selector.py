@@ -9,10 +9,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pgra.config import from_values
-from pgra.core import ALONE, Context, Example, Hit, Json, as_list, check_count, check_device
+from pgra.core import ALONE, Context, Example, Json, as_list, check_count
 from pgra.data.examples import open_rows
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
@@ -22,7 +22,6 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
     DRAWS,
     ExemplarPool,
-    PoolSimilarity,
     Selector,
     VectorSimilarity,
     arrange,
@@ -94,7 +93,6 @@ class ExemplarSelector:
             ModelError: If the encoder cannot be found or loaded.
             ValueError: If the encoder is of a wrong type.
         """
-        check_device(device, is_used=False)
         if not isinstance(leak_guard, bool):
             raise ConfigError("leak_guard is True or False; leak_jaccard is a share")
         if template is not None and task is not None:
@@ -115,30 +113,10 @@ class ExemplarSelector:
         self._examples: list[Example] = []
         self.pool = ExemplarPool(self._examples, self.args.leak_jaccard if leak_guard else None)
         self.similarity = open_similarity(self.args, self._examples, device=device, encoder=loaded)
-        if self.similarity is not None:
-            self.similarity.load()
         self._take(pool)
-
-    @classmethod
-    def of(
-        cls, args: SelectionArguments, pool: ExemplarPool, similarity: PoolSimilarity | None
-    ) -> Self:
-        """Return the selector of a run, whose examples are read already."""
-        made = cls.__new__(cls)
-        made.args, made.pool, made.similarity = args, pool, similarity
-        return made
-
-    def under(self, args: SelectionArguments) -> Selector:
-        """Return the class that chooses by other arguments from the same pool."""
-        selector: Selector = args.selector(args, self.pool, self.similarity)
-        return selector
 
     def __len__(self) -> int:
         return len(self.pool.examples)
-
-    def __repr__(self) -> str:
-        by = f" by {self.args.encoder}" if self.similarity is not None else ""
-        return f"ExemplarSelector({len(self)} items, {self.args.exemplars}{by})"
 
     def select(self, query: Query | list[Query], k: int = 8) -> list[Any]:
         """Return the pool's items for a query, nearest first; of a list of queries a list of each.
@@ -154,15 +132,8 @@ class ExemplarSelector:
             ValueError: If `k` is no whole number of at least 0.
         """
         asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
-        found = [[self.items[hit.index] for hit in hits] for hits in self._choose(asked, k)]
+        found = [[self.items[row] for row in rows] for rows in self._choose(asked, k)]
         return found if isinstance(query, list) else found[0]
-
-    def search(self, query: Query, k: int = 8) -> list[Hit]:
-        """Return what `select` chooses, with its place in the pool and its similarity to the query.
-
-        The score is NaN where nothing was compared. Arguments and errors are those of `select`.
-        """
-        return self._choose([self._query(query)], k)[0]
 
     def prompt(self, query: Query, k: int = 8) -> str:
         """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
@@ -173,8 +144,8 @@ class ExemplarSelector:
             DataError: As `select`.
         """
         asked, seed = self._query(query), self.args.exemplar_seed or 0
-        (hits,) = self._choose([asked], k)
-        rows = arrange([hit.index for hit in hits], self.args.order, query=asked.text, seed=seed)
+        (rows,) = self._choose([asked], k)
+        rows = arrange(rows, self.args.order, query=asked.text, seed=seed)
         exemplars = [self.pool.examples[row] for row in rows]
         return task_format(self.task).write(exemplars, asked.fields)
 
@@ -215,20 +186,16 @@ class ExemplarSelector:
 
     # What is chosen.
 
-    def _choose(self, queries: Sequence[Example], k: int) -> list[list[Hit]]:
+    def _choose(self, queries: Sequence[Example], k: int) -> list[list[int]]:
+        """Return rows of the pool."""
         if k:
             check_count("k", k)
         count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
         if count == 0:
             return [[] for _ in queries]
-        chosen = self.under(replace(self.args, num_exemplars=count)).choose(queries)
-        return [
-            [
-                Hit(row, float(score), self.pool.examples[row].text)
-                for row, score in zip(chosen.of(line), chosen.similarity[line], strict=False)
-            ]
-            for line in range(len(queries))
-        ]
+        args = replace(self.args, num_exemplars=count)
+        chosen = args.open(self.pool, self.similarity).choose(queries)
+        return [chosen.of(line) for line in range(len(queries))]
 
     def _query(self, query: Any) -> Example:
         if isinstance(query, Example):
@@ -239,8 +206,6 @@ class ExemplarSelector:
             raise DataError(f"query is {show(query)}: give a text, or the columns of the pool")
         row, columns = Record(0, query, "query"), self._columns.items()
         fields = {name: row.text(own if own in query else name) for name, own in columns}
-        if not any(fields.values()):
-            raise DataError("query is empty: give words to compare")
         return Example("query", fields)
 
 
@@ -321,7 +286,7 @@ class NearestExemplars:
         """
         self.neighbors, self._args, self._format = neighbors, args, style
         pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
-        self._selector: Selector = args.selector(args, pool, VectorSimilarity(neighbors, "dot"))
+        self._selector: Selector = args.open(pool, VectorSimilarity(neighbors, "dot"))
         self._chosen: dict[str, tuple[Example, ...]] = {}
 
     @property

@@ -28,7 +28,7 @@ import numpy as np
 
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
-from pgra.core import Context, Example, Json
+from pgra.core import Candidates, Context, Example, Json
 from pgra.data.read import read_table
 from pgra.data.text import LEAK_JACCARD
 from pgra.errors import ConfigError, DataError
@@ -556,6 +556,10 @@ def choose_examples(
             for example in examples
         ]
 
+    class NearestInForm(Nearest):
+        def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
+            return super().rank(in_key_form(queries), depth)
+
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
     pool, own = [*few_shot.examples, *more], len(few_shot.examples)
     count = args.prefix_examples or (own if more else (own + 1) // 2)
@@ -573,12 +577,11 @@ def choose_examples(
         )
     similarity = open_similarity(
         SelectionArguments(encoder=lookup.encoder),
-        examples,
+        in_key_form(examples),
         root,
         device=args.device,
-        key=in_key_form,
     )
-    selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
+    selector = NearestInForm(SelectionArguments(num_exemplars=count), exemplars, similarity)
     asked = list(dict.fromkeys(questions))
     queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
     chosen = selector.choose(queries)

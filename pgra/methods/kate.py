@@ -23,7 +23,6 @@ from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
-from pgra.exemplars.selector import ExemplarSelector
 from pgra.lm import open_lm
 from pgra.lm.base import Advance, LanguageModel
 from pgra.lm.remote import RemoteLM
@@ -104,10 +103,9 @@ class Kate(Method):
         self._fill_in()
         root = self.context.artifacts / "neighbors" / self.data.task.name
         chosen, train = self.selection, self.data.train
-        pool = ExemplarPool(train, chosen.leak_jaccard)
-        similarity = open_similarity(chosen, train, root, device=self.context.device)
-        self.exemplars = ExemplarSelector.of(chosen, pool, similarity)
-        self.selector = self.exemplars.under(self.selection)  # refuses what the pool does not have
+        self.pool = ExemplarPool(train, chosen.leak_jaccard)
+        self.similarity = open_similarity(chosen, train, root, device=self.context.device)
+        self.selector = chosen.open(self.pool, self.similarity)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if answers := [list(reference.answers) for reference in self.references]:
             self.fingerprints["answers"] = digest(answers)
@@ -172,8 +170,8 @@ class Kate(Method):
             "leak_jaccard": self.selection.leak_jaccard,
             "leak_rule": LEAK_RULE,
         }
-        if self.exemplars.similarity is not None:
-            named["similarity"] = dict(self.exemplars.similarity.fingerprint)
+        if self.similarity is not None:
+            named["similarity"] = dict(self.similarity.fingerprint)
         if self.lm is not None:
             how: dict[str, Json] = {**self.format.fingerprint, "decide_by": self.icl.decide_by}
             if self.icl.decide_by == "generation":
@@ -195,7 +193,7 @@ class Kate(Method):
             raise ConfigError("exemplar_seed is one, and --seeds names several: leave one out")
         other = super().with_seed(args)
         other._fill_in()
-        other.selector = other.exemplars.under(other.selection)
+        other.selector = other.selection.open(other.pool, other.similarity)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:

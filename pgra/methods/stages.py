@@ -187,7 +187,7 @@ class Stages(Timed):
         with self.timed("states"):  # the LM reads the union of all candidates, each passage once
             everything = [example for split in splits for example in self.data.examples(split)]
             work = self.reranker.prepare(everything, rows)
-            if work.num_passages:
+            if self.args.rerank.reranker != "none":
                 pairs = int((rows != MISSING_ROW).sum())
                 logger.info("reranker: %d query-candidate pairs; %s", pairs, work)
         with self.timed("evidence"):

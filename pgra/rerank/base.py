@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from pgra.prompts import FewShotPrompt
 
 
-# Similarities that need no fitting; the only ones when each query has its own prefix.
-PAIR_SIMILARITIES = ("cosine", "dot")
-
-
 @dataclass(kw_only=True)
 class RerankArguments(StateArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
@@ -83,7 +79,7 @@ class RerankArguments(StateArguments):
         if not self.per_query:
             return
         Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
-        if self.similarity not in PAIR_SIMILARITIES:
+        if self.similarity not in ("cosine", "dot"):  # the others are fitted
             raise ConfigError(
                 f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"
             )
@@ -147,28 +143,19 @@ class Work:
     """The cost of preparing a rerank.
 
     Attributes:
-        num_passages: Distinct passages asked for: the candidates and what a similarity is fitted
-            to, or the whole corpus.
         num_new: Texts (or pairs) that the model read now, in all processes.
-        num_tokens: Tokens that it read now in this process, padding not counted.
         num_cut: Texts cut to fit its window, in this process.
         seconds: Wall-clock time.
     """
 
-    num_passages: int = 0
     num_new: int = 0
-    num_tokens: int = 0
     num_cut: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         """Describe it in a sentence; one text is one forward, whatever its batch."""
-        if not self.num_new:
-            return "0 LM forwards: every state was there already (reused)"
-        return (
-            f"{self.num_new} LM forwards, one for each new text, in {self.seconds:.0f} s "
-            f"({self.num_tokens} tokens here, {self.num_cut} texts cut)"
-        )
+        how = f"in {self.seconds:.0f} s, {self.num_cut} texts cut" if self.num_new else "(reused)"
+        return f"{self.num_new} LM forwards, one for each new text, {how}"
 
 
 _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32's own
@@ -258,7 +245,7 @@ class FirstStageOrder(BaseReranker):
 class ScoringReranker(BaseReranker):
     """Orders candidates by a model's scores, for which it reads texts once and keeps banks.
 
-    `counter` has the model's `num_tokens` and `num_cut`; `topic_weight` is of `add_topic`.
+    `counter` has the model's `num_cut`, `topic_weight` is of `add_topic`.
     """
 
     counter: Any
@@ -269,11 +256,8 @@ class ScoringReranker(BaseReranker):
         return {**fingerprint, **({"topic_weight": self.topic_weight} if self.topic_weight else {})}
 
     @abstractmethod
-    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
-        """Let the model read what it has not read yet.
-
-        Returns the numbers of distinct passages asked for, and of texts read.
-        """
+    def fill(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Let the model read what it has not read yet, and return how many texts that were."""
 
     @abstractmethod
     def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
@@ -284,11 +268,9 @@ class ScoringReranker(BaseReranker):
         """
 
     def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
-        model, start = self.counter, time.perf_counter()
-        tokens, cut = model.num_tokens, model.num_cut
-        num_passages, num_new = self.fill(examples, rows)
-        seconds = time.perf_counter() - start
-        return Work(num_passages, num_new, model.num_tokens - tokens, model.num_cut - cut, seconds)
+        start, num_cut = time.perf_counter(), self.counter.num_cut
+        num_new = self.fill(examples, rows)
+        return Work(num_new, self.counter.num_cut - num_cut, time.perf_counter() - start)
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""

@@ -38,8 +38,7 @@ class CrossEncoderReranker(PairReranker):
         return [options.cross_encoder]
 
     def fields(self) -> Mapping[str, Json]:
-        own = {} if self._class is None else {"class": self._class}
-        return {**own, "reranker": "cross-encoder"}
+        return {"class": self._class, "reranker": "cross-encoder"}
 
     def encode(
         self, queries: Sequence[str], passages: Sequence[str], max_tokens: int | None = None
@@ -62,13 +61,10 @@ class CrossEncoderReranker(PairReranker):
             return None
         labels = [str(config.id2label.get(i)) for i in range(config.num_labels)]
         known = [label.lower() for label in labels]
-        for relevant in _RELEVANT:
-            if relevant in known:
-                return known.index(relevant)
-        if known == _UNNAMED:
-            return 1
+        for name in (*_RELEVANT, *(_UNNAMED[1:] if known == _UNNAMED else ())):
+            if name in known:
+                return known.index(name)
         raise ModelError(
-            f"'{self.source.name}' has the classes {', '.join(labels)}, and none is named relevant "
-            "or entailment: call the one that counts 'relevant' in its config.json (id2label and "
-            "label2id), or choose another cross-encoder"
+            f"'{self.source.name}' has the classes {', '.join(labels)}: call the one that counts "
+            "'relevant' in its config.json (id2label and label2id)"
         )

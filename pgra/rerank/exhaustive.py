@@ -5,17 +5,17 @@ of all passages by eq. 3 of Guo et al. 2023, who stop at 150 and see the metric 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 
-from pgra.core import Candidates, Example, Rows
+from pgra.core import Candidates, Example
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.reranker import Reranker
 from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
-from pgra.retrieval.faiss import Vectors, nearest
+from pgra.retrieval.faiss import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,7 @@ class ExhaustiveSearch(Retriever):
         return cls(request.reranker)
 
     def prepare(self, examples: Sequence[Example]) -> None:
-        work = self.reranker.prepare(examples, np.arange(self.num_rows))
-        logger.info("exhaustive: %s", work)
+        logger.info("%s", self.reranker.prepare(examples, np.arange(self.num_rows)))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Let the LM read texts and what it has yet to read of the corpus, and search it."""
@@ -64,7 +63,10 @@ class ExhaustiveSearch(Retriever):
         similarity = self.reranker.fitting.similarity
         queries = similarity.of_queries(self.reranker.query_bank.states(keys), keys)
         device = str(self.reranker.encoder.lm.device)
-        hits = nearest(queries, self._blocks(), fetched, device=device)
+        size = max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width))
+        blocks = self.reranker.bank.blocks(rows=size)
+        among = ((rows, similarity.of_passages(states)) for rows, states in blocks)
+        hits = nearest(queries, among, fetched, device=device)
         scores = self.reranker.score_rows(examples, hits.rows)
         best = Candidates.best(hits.rows, scores, fetched)
         kept = best.top(k)
@@ -75,10 +77,3 @@ class ExhaustiveSearch(Retriever):
                 deeper = self._search([examples[i] for i in unsure.tolist()], k, 4 * spare)
                 kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
         return kept
-
-    def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
-        """Return all states as they lie on disk."""
-        similarity = self.reranker.fitting.similarity
-        size = max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width))
-        for keys, states in self.reranker.bank.blocks(rows=size):
-            yield keys, similarity.of_passages(states)

@@ -63,11 +63,6 @@ class Head:
     penalty: float
     is_right: npt.NDArray[np.bool_]
 
-    @property
-    def accuracy(self) -> float:
-        """The share of training examples that a head which has not seen them decides rightly."""
-        return float(self.is_right.mean())
-
 
 def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty.
@@ -93,15 +88,14 @@ def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
     ]  # by fold, then penalty
     losses = np.empty((len(_PENALTIES), len(targets)))
     right = np.empty(losses.shape, bool)
-    for number in range(len(_PENALTIES)):
-        for fold, path in enumerate(paths):
-            mine = np.flatnonzero(folds == fold)
-            weights = path[number]
+    for fold, path in enumerate(paths):
+        mine = np.flatnonzero(folds == fold)
+        for number, weights in enumerate(path):
             chances = log_softmax(reduced[mine] @ weights[:, :-1].T + weights[:, -1])
             losses[number, mine] = -chances[np.arange(len(mine)), targets[mine]]
             right[number, mine] = chances.argmax(axis=1) == targets[mine]
     best = int(losses.mean(axis=1).argmin())
-    fitted = _fit_path(reduced, targets, num_labels, last=best)[best]
+    fitted = _fit_path(reduced, targets, num_labels)[best]
 
     def whole(weights: Doubles) -> Floats:
         return np.column_stack([weights[:, :-1] @ basis, weights[:, -1]]).astype(np.float32)
@@ -125,10 +119,8 @@ def stratified_folds(targets: Targets, count: int) -> Targets:
     return folds
 
 
-def _fit_path(
-    values: Doubles, targets: Targets, num_labels: int, *, last: int | None = None
-) -> list[Doubles]:
-    """Fit with each penalty, or with those up to `last`: (C, D + 1) each."""
+def _fit_path(values: Doubles, targets: Targets, num_labels: int) -> list[Doubles]:
+    """Fit with each penalty: (C, D + 1) each."""
     from scipy.optimize import minimize  # a third of a second to import
 
     truth = np.eye(num_labels)[targets]
@@ -143,7 +135,7 @@ def _fit_path(
         return -float((chances * truth).sum()) / len(values) + size, slope.ravel()
 
     path, start = [], np.zeros(shape[0] * shape[1])
-    for penalty in _PENALTIES[: None if last is None else last + 1]:
+    for penalty in _PENALTIES:
         found = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
         start = found.x
         path.append(start.reshape(shape))

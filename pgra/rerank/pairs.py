@@ -117,9 +117,9 @@ class PairBankReranker(ScoringReranker):
             keys[i] = [xxhash.xxh3_64_intdigest(row.tobytes(), seed) for row in rows[i]]
         return keys.astype(np.int64)
 
-    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+    def fill(self, examples: Sequence[Example], rows: Rows) -> int:
         pairs = self.pairs(examples, rows)
-        new = self.bank.fill(
+        return self.bank.fill(
             pairs.keys,
             partial(self.read, pairs),
             self.compute,
@@ -128,7 +128,6 @@ class PairBankReranker(ScoringReranker):
             context=self.context,
             title="reads candidates",
         )
-        return len(np.unique(pairs.rows)), new
 
     def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Look up the pairs' scores, (B, K), -inf where a row is missing."""
@@ -170,7 +169,7 @@ class PairReranker(PairBankReranker):
         self.tokenizer = load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
         self.max_tokens = min(max_tokens or window, window)
-        self.counter, self.num_tokens, self.num_cut = self, 0, 0
+        self.counter, self.num_cut = self, 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(batch_budget(args.lm_batch_tokens, self.device), advice)
         last = max(self.encode(["a"], ["b"])[0].get("token_type_ids") or [0])
@@ -264,7 +263,6 @@ class PairReranker(PairBankReranker):
         for batch in token_budget_batches(lengths, self._back_off.budget):
             held += self._back_off.run(batch, size, partial(self._run, shard))
             order += batch
-            self.num_tokens += sum(lengths[i] for i in batch)
             advance(len(batch))
         fetch, places = begin_fetch(torch.cat(held)), np.argsort(order)
         return lambda: fetch()[places, None]
@@ -361,7 +359,6 @@ class NeighborReranker(PairBankReranker):
             dot = (passages * query).sum(1)
             lengths = torch.linalg.vector_norm(states, dim=1)
             found[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
-            self.encoder.num_tokens += encoder.num_tokens
             self.encoder.num_cut += encoder.num_cut
             advance(len(passages))
         return lambda: found

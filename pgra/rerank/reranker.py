@@ -54,7 +54,6 @@ from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 logger = logging.getLogger(__name__)
 
 Query = str | Mapping[str, str] | Example
-Document = str | Hit
 
 _KEPT_NUMBERS = 1 << 28  # of states in memory, a gigabyte
 
@@ -123,6 +122,7 @@ class Reranker(ScoringReranker):
         """
         self.similarity, self._class = similarity, find_similarity(similarity)
         self._task: Task | None = None
+        self._words: Mapping[str, str] = {}
         self._rest: list[Example] = []  # examples that the prompt does not show
         self._shown: set[int] = set()
         if not isinstance(lm, PromptedEncoder):
@@ -150,7 +150,7 @@ class Reranker(ScoringReranker):
     # Texts that are given, whose states are kept in memory.
 
     def rank(
-        self, query: Query | list[Query], documents: Iterable[Document], k: int | None = None
+        self, query: Query | list[Query], documents: Iterable[str | Hit], k: int | None = None
     ) -> list[Any]:
         """Order documents by their similarity to a query, or to each of a list of queries.
 
@@ -232,10 +232,6 @@ class Reranker(ScoringReranker):
         name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
 
-    @property
-    def _words(self) -> Mapping[str, str]:
-        return self._task.prompt_words if self._task else {}
-
     def _read_style(self, task: str | Path | Task | None, template: str | None) -> PromptFormat:
         if (task is None) == (template is None):
             raise ValueError('give task=, or template=, such as template="Review: {text}"')
@@ -243,6 +239,7 @@ class Reranker(ScoringReranker):
             inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
             return PromptFormat(PromptTemplate(template, "", inputs), {})
         self._task = task if isinstance(task, Task) else Task.load(str(task))
+        self._words = self._task.prompt_words
         return task_format(self._task)
 
     def _documents(self, texts: Iterable[str]) -> list[Example]:
@@ -358,7 +355,7 @@ class Reranker(ScoringReranker):
     def whole_prompt(self, query: Example) -> str:
         return self.prompt.prefix + self.prompt.suffix(query.fields)
 
-    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+    def fill(self, examples: Sequence[Example], rows: Rows) -> int:
         """Let the LM read queries, candidates and the similarity's sample; fit it."""
         wanted = self._wanted(rows)
         queries = {query_key(one): one.fields for one in [*examples, *self.fitting.queries()]}
@@ -373,7 +370,7 @@ class Reranker(ScoringReranker):
         new = self._fill(self.query_bank, np.array(list(queries), np.int64), asked, "queries")
         new += self._fill(self.bank, wanted, passages, "passages")
         self.fitting.fit(self.bank, self.query_bank)
-        return len(wanted), new
+        return new
 
     def _wanted(self, rows: Rows) -> Rows:
         return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())

@@ -16,7 +16,7 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -179,15 +179,17 @@ class LabelHead(Similarity):
         targets = np.array([labels.index(example.label) for example in sample.examples])
         keys = np.array([query_key(example) for example in sample.examples], np.int64)
         head = fit_head(sample.queries, targets, len(labels))
-        logger.info("head: accuracy %.3f on %d held-out queries", head.accuracy, len(targets))
-        names = ("stats", "weights", "fold_weights", "folds")
-        fitted = cls(
-            **{name: getattr(head, name) for name in names},
+        accuracy = head.is_right.mean()
+        logger.info("head: accuracy %.3f on %d held-out queries", accuracy, len(targets))
+        logits = affine((sample.passages - head.stats[0]) / head.stats[1], head.weights)
+        return cls(
+            stats=head.stats,
+            weights=head.weights,
+            fold_weights=head.fold_weights,
+            folds=head.folds,
             keys=keys,
-            prior=np.zeros(len(labels), np.float32),
+            prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32),
         )
-        logits = fitted.logits(sample.passages, head.weights)
-        return replace(fitted, prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32))
 
     def logits(self, states: Floats, weights: Floats) -> Floats:
         """Return a head's logits of states (n, H), (n, C)."""
@@ -238,7 +240,6 @@ def find_similarity(name: str) -> type[Similarity]:
 _STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
-_FEWEST = 2
 KEPT_SETTINGS = ("similarity_sample", "similarity_fit")  # in a fingerprint
 
 
@@ -283,15 +284,11 @@ class Fitting:
             return {part: reference.made[part] for part in KEPT_SETTINGS if part in reference.made}
         drawn = {}
         if self._class.is_fitted:
-            for count, what in (
-                (len(self._queries), "training queries beside those in the prompt"),
-                (self._num_rows, "passages"),
-            ):
-                if count < _FEWEST:
-                    raise ConfigError(
-                        f"similarity '{self.name}' is fitted to {what}, and there are {count}: "
-                        f"give at least {_FEWEST}, or use --similarity dot"
-                    )
+            if (count := min(len(self._queries), self._num_rows)) < 2:
+                raise ConfigError(
+                    f"similarity '{self.name}' is fitted to passages, and to training queries "
+                    f"beside those in the prompt, and there are {count}: use --similarity dot"
+                )
             queries = digest(list(self._queries))
             drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}
         examples = list(self._queries.values())

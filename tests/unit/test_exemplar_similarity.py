@@ -9,8 +9,8 @@ from conftest import SENTENCES
 from pgra.core import MISSING_ROW, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.exemplars import METRICS, SelectionArguments
-from pgra.exemplars.selection import VectorSimilarity, WordSimilarity, open_similarity
+from pgra.exemplars import METRICS
+from pgra.exemplars.selection import VectorSimilarity, WordSimilarity
 from pgra.retrieval.neighbors import Neighbors
 
 POOL = [Example(f"train-{i}", {"text": text}, str(i % 2)) for i, text in enumerate(SENTENCES)]
@@ -29,22 +29,6 @@ def by_definition(metric, a, b):
         return -np.sqrt(((a - b) ** 2).sum())
     product = (a * b).sum()
     return product / np.sqrt((a**2).sum() * (b**2).sum()) if metric == "cosine" else product
-
-
-def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
-    def last_word(examples):
-        return [Example(e.id, {"text": e.text.split()[-1]}) for e in examples]
-
-    query = [Example("q", {"text": "quite other words house."})]
-    for encoder in ("bm25", str(encoder_dirs["bert"])):
-        args = SelectionArguments(encoder=encoder, pooling="mean")
-        opened = [
-            open_similarity(args, POOL, tmp_path, device="cpu", key=key)
-            for key in (last_word, None)
-        ]
-        same, _ = (one.nearest(query, np.arange(len(POOL)), 1) for one in opened)
-        assert POOL[same.rows[0, 0]].text.split()[-1].lower() == "house."
-        assert opened[0].fingerprint != opened[1].fingerprint
 
 
 @pytest.mark.parametrize("metric", METRICS)
