@@ -106,6 +106,7 @@ def test_each_text_is_read_once_until_its_label_is_damaged_or_another_labelers(
     assert label(asked, kept) == found
     assert (kept / f"{path.name}.damaged").is_file()
     other = shutil.copytree(labeler, tmp_path / "other")
+    (other / "reader/pgra.json").unlink()
     write_record(other / "reader", replace(RECORD, seed=9))
     label(asked[:1], kept, other)
     assert read == asked[:1]
