@@ -374,7 +374,9 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
     for name, cls in find_sections(chosen).items():
         asked = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
         unknown -= set(asked)
-        if name in values or asked or name != "training":  # which a reader alone does not have
+        if name == "training" and name not in values:  # a reader alone
+            sections["folder"] = FolderArguments()
+        else:
             sections[name] = cls(**{**values[name], **asked})
     if unknown:
         raise ConfigError(

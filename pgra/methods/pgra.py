@@ -34,7 +34,7 @@ from pgra.methods.base import (
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.arguments import FolderArguments, default_learning_rate
+from pgra.reader.arguments import default_learning_rate
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature
@@ -322,7 +322,6 @@ class Pgra(Method):
 
 def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArguments:
     """Return a run's arguments elsewhere; dtypes that depend on the device stay what they were."""
-    args = RunArguments({"folder": FolderArguments(), **args.sections})  # a reader alone has none
     made: Mapping[str, Any] = record.fingerprints
     lm = made.get("reranker", {})
     lm = lm.get("prefixes", [lm])[0]  # several are of one LM
