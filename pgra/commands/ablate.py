@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"the grid '{grid.name}' varies {both.pop()}: give --seeds, or a YAML that extends it"
         )
+    if how.tasks and "task" in given_names(rest):
+        raise ConfigError("--task and --tasks both name what to run: give one of them")
     context = join_run(rest)
     root = Path(how.output_dir or f"runs/ablate-{grid.name}{'-demo' if how.demo else ''}")
     tasks = [] if "task" in given_names(rest) else how.tasks

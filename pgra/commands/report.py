@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     groups = load_collection([Path(path) for path in args.paths])
     if args.samples is not None:
+        if args.output:
+            raise ConfigError("samples are shown, not written: leave out --samples or --output")
         say("\n\n".join(show_samples(groups, args.samples)))
         return 0
     studies = _compare(groups, args)

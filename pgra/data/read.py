@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ _MOST_DIGITS = 18  # of what fits into 64 bits
 PACKED = (".gz", ".zst")
 TABLES = ("jsonl", "csv", "tsv")
 _LONGEST_REASON = 300
+_QUOTED = re.compile('".*"".*"|""')  # a cell that quoting changed
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
 def read_table(path: Path, kinds: Sequence[str] = TABLES) -> Iterator[Record]:
     """Open a table of one of `kinds`, and yield its rows one at a time.
 
-    A csv or tsv has a header; in a tsv a quote mark is a character.
+    A csv or tsv has a header; in a tsv a quote mark is a character, and a quoted cell refused.
 
     Raises:
         DataError: At once, if it is missing or of another kind; later, if a line is no JSON object,
@@ -148,6 +150,8 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
                 raise DataError(
                     f"{place}: other than {len(header)} cells under the header {', '.join(header)}"
                 )
+            if kind == "tsv" and any(_QUOTED.fullmatch(cell.strip()) for cell in values.values()):
+                raise DataError(f"{place}: a cell is quoted, as no tsv's is: save the file as csv")
             yield Record(rows.line_num, values, place)
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num}: not valid {kind} ({error})") from None

@@ -229,7 +229,8 @@ class Selector:
     def choose(self, queries: Sequence[Example]) -> Chosen:
         """Choose each query's exemplars: the first of its ranking that may be shown with it.
 
-        A query's do not depend on those beside it.
+        A query's do not depend on those beside it. A class from outside that ranks other rows than
+        `guard.distinct` is a ConfigError.
         """
         found, dropped = Candidates.missing(len(queries), 0), np.zeros(len(queries), np.int64)
         if self.count:
@@ -237,6 +238,8 @@ class Selector:
             rank = partial(self.rank, queries)
             depth = self.count + 8  # some to spare for the leak guard
             found, dropped = self.pool.guard.nearest(rank, texts, self.count, depth=depth)
+        if not np.isin(found.rows, [MISSING_ROW, *self.pool.guard.distinct]).all():
+            raise ConfigError(f"exemplars '{self.args.exemplars}' ranks copies, or unknown rows")
         scores = found.scores if self.compares else np.full_like(found.scores, np.nan)
         return Chosen(found.rows, scores, dropped)
 

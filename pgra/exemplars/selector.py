@@ -5,6 +5,7 @@ selector.select("a query", k=8)             # the pool's own items, nearest firs
 selector.prompt("a query", k=8)             # them and the query, as an LM reads them
 """
 
+import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from pgra.exemplars.selection import (
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
+
+logger = logging.getLogger(__name__)
 
 # a text, or columns by name; the label of an item is ignored
 Query = str | Mapping[str, Any] | Example
@@ -288,6 +291,7 @@ class NearestExemplars:
         pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
         self._selector: Selector = args.open(pool, VectorSimilarity(neighbors, "dot"))
         self._chosen: dict[str, tuple[Example, ...]] = {}
+        self._is_shortened = False
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -339,5 +343,8 @@ class NearestExemplars:
             encoder.tokenize([query.fields])
             if not encoder.num_cut or not count:
                 break
+        if count < len(chosen) and not self._is_shortened:
+            self._is_shortened = True
+            logger.warning("some queries get fewer exemplars, so that they fit the LM's window")
         encoder.num_cut = 0
         return encoder

@@ -389,6 +389,8 @@ def _choose_labelers(
 ) -> dict[str, Labeler]:
     """Return each task's labeler: as named, else the task's own plain run."""
     known = {labeler.record.task: labeler for labeler in map(open_labeler, folders)}
+    if len(known) < len(folders):
+        raise ConfigError("two labelers are of one task: give one for each task of the runs")
     chosen: dict[str, Labeler] = {}
     for (task, _), run in rows.items():
         plain_runs = [r for r in study.group.runs if (r.task, r.method) == (task, "plain")]

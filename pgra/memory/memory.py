@@ -77,7 +77,7 @@ class Memory(AbstractContextManager["Memory"]):
                 alone.
 
         Raises:
-            ValueError: If user is no text.
+            ValueError: If user is no text, or the look-up has no encoder.
             ConfigError: If the look-up is unknown, or the threshold outside its range.
             ArtifactError: If the file is missing and not created, damaged, or no memory.
             ModelError: If the encoder cannot be found or loaded.
@@ -89,6 +89,8 @@ class Memory(AbstractContextManager["Memory"]):
             open_lookup, self.threshold = lookup, threshold
         else:
             lookup = lookup or (None if encoder is None else "paraphrase")
+            if encoder is not None and lookup in ("bm25", "edit", "relative-edit"):
+                raise ValueError(f"lookup '{lookup}' has no encoder: use lookup='paraphrase'")
             is_loaded = not isinstance(encoder, str | Path | None)
             named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
             args = LookupArguments(lookup=lookup, threshold=threshold, **named).settle()
@@ -250,7 +252,7 @@ class Memory(AbstractContextManager["Memory"]):
             DataError: If the file is the memory's own.
         """
         path = Path(path)
-        own = [Path(f"{self.path}{end}") for end in ("", "-wal", "-shm")]
+        own = [Path(f"{self.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
         if any(path.exists() and one.exists() and path.samefile(one) for one in own):
             raise DataError(f"{path} is the memory itself: name another file")
         events = self.events()

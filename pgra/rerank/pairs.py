@@ -156,7 +156,7 @@ class PairReranker(PairBankReranker):
     def __init__(self, request: RerankRequest, *, max_tokens: int | None = None) -> None:
         """Open a model, without its weights, and the bank of its scores.
 
-        `max_tokens` is the most tokens of a pair, and at most the model's window.
+        `max_tokens` is the most tokens of a pair, the window by default.
 
         Raises:
             ModelError: If there is no such model, or it cannot be used.
@@ -168,7 +168,9 @@ class PairReranker(PairBankReranker):
         self.config = load_config(self.source)
         self.tokenizer = load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
-        self.max_tokens = min(max_tokens or window, window)
+        self.max_tokens = max_tokens or window
+        if self.max_tokens > window:
+            raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
         self.counter, self.num_cut = self, 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(batch_budget(args.lm_batch_tokens, self.device), advice)
