@@ -12,7 +12,7 @@ from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pgra.core import Context
-from pgra.errors import ModelError
+from pgra.errors import ConfigError, ModelError
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
@@ -113,6 +113,13 @@ def test_of_classes_it_is_the_log_probability_of_the_relevant_or_second_of_two(s
         else:
             expected = by_hand(folder).log_softmax(1)[:, column]
             np.testing.assert_allclose(score(start(folder)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_more_tokens_than_the_model_reads_are_refused(start):
+    window = start().max_tokens
+    assert start(tokens=window).max_tokens == window
+    with pytest.raises(ConfigError, match=f"reads at most {window}"):
+        start(tokens=window + 1)
 
 
 def test_parts_beyond_the_embeddings_are_refused_when_it_is_opened(

@@ -73,6 +73,16 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == [one for one in every if one.text], name
 
 
+def test_a_cell_that_quoting_changed_is_refused_in_a_tsv(tmp_path):
+    path = tmp_path / "x.tsv"
+    for cell in ('"He said ""hi"" twice"', '""'):  # as pandas and DPR's Wikipedia have them
+        path.write_text(f"text\tlabel\n{cell}\t{LABELS[0]}\n")
+        with pytest.raises(DataError, match="line 2: a cell is quoted"):
+            read(path)
+    path.write_text(f'text\tlabel\n"a" ""b"" c\t{LABELS[0]}\n')  # the control
+    assert read(path)[0].text == '"a" ""b"" c'
+
+
 # Folders and hubs.
 
 

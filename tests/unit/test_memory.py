@@ -63,6 +63,18 @@ def test_a_memory_that_is_on_no_disk_is_as_any_other_and_leaves_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ArtifactError, match="there is no memory none.sqlite"):
         pgra.Memory("none.sqlite", create=False)
+    with pytest.raises(ValueError, match="lookup 'bm25' has no encoder"):
+        pgra.Memory(":memory:", lookup="bm25", encoder="a name")
+
+
+def test_an_export_never_overwrites_the_memory(tmp_path):
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "memory.sqlite")
+    with pgra.Memory(tmp_path / "link.sqlite") as memory:
+        memory.add(ASKED, MEANT)
+        for name in ("memory.sqlite", "memory.sqlite-wal", "link.sqlite"):
+            with pytest.raises(DataError, match="is the memory itself"):
+                memory.export(tmp_path / name)
+        assert memory.export(tmp_path / "log.jsonl") == 1
 
 
 def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from planted_runs import plant
 
 from pgra.artifacts import write_json
+from pgra.errors import ConfigError
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
@@ -126,6 +127,8 @@ def test_a_grid_gives_its_labeler_its_rows_and_its_baseline(labeler, tmp_path):
     write_json(grid / "grid.json", {**values, "reference": None})
     found = report_consistency([grid], tmp_path / "out", **QUIET)
     assert [run.name for run in found] == ["FID", "PGRA"]
+    with pytest.raises(ConfigError, match="two labelers are of one task"):
+        report_consistency([grid], tmp_path / "out", labelers=[labeler, labeler], **QUIET)
     assert "difference to FID" in (tmp_path / "out/consistency.md").read_text()
 
 

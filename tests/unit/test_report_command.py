@@ -37,3 +37,4 @@ def test_csv_has_all_numbers_of_all_groups_and_a_figure_is_of_one(runs, tmp_path
     ]
     assert main([*words, str(tmp_path / "a.png")]) == 2
     assert not (tmp_path / "a.png").exists()
+    assert main([*words, str(tmp_path / "a.md"), "--samples", "1"]) == 2
