@@ -145,6 +145,9 @@ def join_run(words: Sequence[str]) -> "Context":
 
 
 def say(text: str) -> None:
+    """Print it, with an escape for what standard output cannot write (such as an ASCII one)."""
+    coding = sys.stdout.encoding or "utf-8"
+    text = text.encode(coding, "backslashreplace").decode(coding)
     print(text, flush=True)  # noqa: T201 (the one place that prints)
 
 
