@@ -30,6 +30,7 @@ from pgra.methods.base import (
     Decisions,
     Method,
     TaskData,
+    task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
@@ -76,6 +77,7 @@ class Pgra(Method):
     def open(self) -> None:
         if self.COMBINES_SCORES and self.decode != "verbalizer":
             raise ConfigError(f"decode '{self.decode}' is not for method '{self.args.method}'")
+        Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
         self.source = find_model(self.args.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()

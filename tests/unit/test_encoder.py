@@ -168,7 +168,7 @@ def other_code(parts):
 
 
 BAD = {
-    "the module class 'custom_code": ("modules.json", other_code),
+    "references the module class 'custom_": ("modules.json", other_code),
     "without '..' components": ("modules.json", lambda m: [*m, {**m[1], "path": "../x"}]),
     "activation 'own.ReLU'": (
         "2_Dense/config.json",

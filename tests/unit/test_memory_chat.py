@@ -51,7 +51,7 @@ def test_a_question_is_answered_corrected_and_asked_again(memory):
 
 
 def test_what_is_not_seen_is_told_by_its_number_and_the_rest_stays():
-    assert visible("a\u202eb\x1b[2J\U000e0041") == "a\\u202eb\\u001b[2J\\U000e0041"
+    assert visible("a\u202eb\x1b[2J\U000e0041") == "a\\u202eb\\x1b[2J\\U000e0041"
     plain = "क्\u200dष <b> \n\t 😀 é \\u202e"
     assert visible(plain) == plain
     assert show_entry(MemoryEntry(question='a"\n\u2066', feedback="b")) == '"a\\"\\n\\u2066" -> "b"'

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 from conftest import SENTENCES
-from small_training import Asked
 from tiny_models import build_odd_lm
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
@@ -131,6 +131,18 @@ def flash_kernel(q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, is_debug
         lse[:, own] = scores.logsumexp(-1)
         out[own] = torch.einsum("hts,shd->thd", scores.softmax(-1), values).to(q.dtype)
     return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
+
+
+class Asked(TorchDispatchMode):
+    """Counts how often a number is fetched from its device, for which a GPU would be waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, monkeypatch, caplog):
