@@ -323,7 +323,7 @@ class RemoteLM:
             if chance is None:
                 what = f"gives '{question.word}' no log-probability after an echoed prompt"
                 raise Declined(f"{self.name} {what}: use --decide_by generation")
-            return Completion("", *counts, log_probability=chance)
+            return Completion("", counts[0], counts[1], chance)
         if choice is None or choice.finish_reason in _FILTERS:
             return Completion("", *counts)
         text = choice.message.content if "messages" in question.body else choice.text
