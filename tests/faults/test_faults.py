@@ -7,11 +7,12 @@ import damage
 import kills
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel
 from world import World
 
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
-from pgra.lm.load import find_model, load_config
+from pgra.lm.load import find_model, load_config, load_pretrained
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +70,10 @@ def test_no_pickle_and_no_code_of_a_model_runs(world, tmp_path, monkeypatch):
     load_config(find_model(str(folder)))
     (folder / "model.safetensors").unlink()
     torch.save(Planted(ran), folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="has no .safetensors weights"):
-        find_model(str(folder))
+    with pytest.raises(ModelError, match="safetensors"):
+        Encoder.load(str(folder), device="cpu")
+    with pytest.raises(ModelError, match="safetensors"):
+        load_pretrained(AutoModel.from_pretrained, find_model(str(folder)))
     assert not ran.exists()
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     AutoConfig.from_pretrained(folder, trust_remote_code=True)  # the control

@@ -103,12 +103,14 @@ def test_the_assistant_recalls_and_uses_a_correction(endpoint, example):
 def test_a_reranker_of_ones_own_orders_by_shared_words(example):
     lines = example("add_reranker", "--max_passages", "200")
     out = "\n".join(lines)
-    assert "second stage: add_reranker:SharedWords" in out
-    second = [line[lines[1].index("second stage") :] for line in lines[2:]]
-    scores = [float(found) for line in second for found in re.findall(r"^ +(-?\d+\.\d{4}) ", line)]
+    before, shown, after = out.partition("second stage: add_reranker:SharedWords")
+    assert shown
+    first, scores = (
+        [float(found) for found in re.findall(r"^ +(-?\d+\.\d{4}) ", part, re.M)]
+        for part in (before, after)
+    )
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 1
-    first = [float(found) for found in re.findall(r"^ +(-?\d+\.\d{4}) ", out, re.M)]
     assert len(first) == len(scores)
     assert first != scores  # the control: the first stage's are cosines
 
