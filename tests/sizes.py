@@ -13,12 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "pgra: code lines": 21_385,
-    "pgra: files": 116,
-    "pgra: docstring lines": 5_432,
-    "tests: code lines": 14_438,
-    "benchmarks: code lines": 1_708,
-    "docs: words": 36_757,
+    "pgra: code lines": 18_500,
+    "pgra: files": 105,
+    "pgra: docstring lines": 5_400,
+    "tests: code lines": 12_500,
+    "benchmarks: code lines": 1_700,
+    "docs: words": 36_097,
 }
 _SPACE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
