@@ -108,6 +108,7 @@ class Rule:
         is_common: Whether the short help shows it; flags of one command are always shown.
         group: Its group in the help, if not its class's.
         off: What `--no_NAME` does, for a switch that is on by default.
+        writes: Whether it names a file to write, which no other argument may name.
     """
 
     choices: Collection[str] | None = None
@@ -122,6 +123,7 @@ class Rule:
     is_common: bool = False
     group: str = ""
     off: str = ""
+    writes: bool = False
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -411,6 +413,7 @@ def parse_arguments(
         logger.warning("--%s is of another method: it is not used", name)
     values |= _typed(vars(given), kinds)
     parsed: list[Any] = [_make(cls, values) for cls in classes]
+    _check_written(parsed)
     from pgra.core import check_device
 
     for group in parsed:
@@ -435,6 +438,22 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]
 def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     return cls(**{f.name: values[f.name] for f in fields if f.init and f.name in values})
+
+
+def _check_written(groups: Sequence[Any]) -> None:
+    """Refuse to write to a file that another argument names."""
+    named = []
+    for group in groups:
+        for name, value in vars(group).items():
+            parts = value if isinstance(value, list) else [value]
+            named += [(name, part) for part in parts if isinstance(part, str)]
+    for group in groups:
+        for flag in (name for name, rule in rules(type(group)).items() if rule.writes):
+            target = getattr(group, flag)
+            for name, other in named if target else ():
+                file = other.removeprefix("run:")  # of --retriever
+                if name != flag and os.path.realpath(file) == os.path.realpath(target):
+                    raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
 
 
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are

@@ -45,7 +45,7 @@ _INSTRUCTION = (
 )
 _TRIAL = ("Q: red\nA: warm\n\nQ: blue\nA:", " cold")  # a prompt and a word, to see what is offered
 _DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered here
-_FILTERS = ("content_filter", "content_policy_violation", "refusal")
+_FILTERS = ("content_filter", "content_policy_violation", "refusal", "safety", "sensitive")
 # How models that reason first mark it: DeepSeek R1, Qwen3 and most others; Magistral; gpt-oss.
 _OPENED = re.compile(r"<(?:think|thinking|reasoning)>|\[THINK\]|<\|channel\|>analysis<\|message\|>")
 _CLOSED = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
@@ -324,9 +324,12 @@ class RemoteLM:
                 what = f"gives '{question.word}' no log-probability after an echoed prompt"
                 raise Declined(f"{self.name} {what}: use --decide_by generation")
             return Completion("", counts[0], counts[1], chance)
-        if choice is None or choice.finish_reason in _FILTERS:
+        if choice is None or str(choice.finish_reason).casefold() in _FILTERS:
             return Completion("", *counts)
-        text = choice.message.content if "messages" in question.body else choice.text
+        is_chat = "messages" in question.body
+        if is_chat and choice.message.refusal:
+            return Completion("", *counts)
+        text = choice.message.content if is_chat else choice.text
         # A server may cut a character in two.
         text = without_reasoning((text or "").encode(errors="replace").decode())
         return Completion(text if text.strip() else "", *counts)
@@ -383,8 +386,10 @@ def _open_client(args: CompleterArguments) -> Any:
 def _mark_error(response: Any) -> None:
     """Give an error under status 200 the status of its code, so that the client retries it."""
     response.read()
-    with contextlib.suppress(ValueError, AttributeError):  # no JSON, or no object
-        error = response.json().get("error")
+    with contextlib.suppress(ValueError, AttributeError, TypeError):  # no JSON, or no object
+        reply = response.json()
+        first = next(iter(reply.get("choices") or ()), {})  # where some providers put it
+        error = reply.get("error") or first.get("error")
         if error and response.is_success:
             code = str(error.get("code"))
             response.status_code = int(code) if re.fullmatch("[45][0-9]{2}", code) else 503

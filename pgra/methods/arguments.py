@@ -234,6 +234,10 @@ class RunArguments:
         first, count = self.retriever.retriever, self.rerank.num_evidence
         if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
+        if first == "exhaustive" and self.retriever.index_factory != "Flat":
+            raise ConfigError("retriever 'exhaustive' has no index: leave --index_factory out")
+        if self.runtime.method == "rag" and not count:
+            raise ConfigError("method 'rag' reads evidence: --num_evidence must be at least 1")
         if count > self.retriever.num_candidates:
             raise ConfigError(
                 f"num_evidence ({count}) exceeds num_candidates ({self.retriever.num_candidates}): "

@@ -164,18 +164,20 @@ class Index(Retriever):
             **{**vars(own.args), "retriever": "dense", "index_factory": factory, "index_dir": None}
         )
         is_there = is_finished(root / _PLACE)
-        if not is_there:
+        if own.copied is not None:
+            args = replace(args, encoder=str(root / "encoder"))
+        context = Context(artifacts=root, device=str(own.device))
+        if is_there:
+            corpus = open_corpus(passages, None, corpus_field=field)
+            request = IndexRequest(args=args, corpus=corpus, context=context)
+            if _find_whole(root / _PLACE, _fields(request, own)):  # refuses another one
+                return cls.load(root, encoder=own)
+        else:
             refuse_strangers(root, _PARTS)
             if own.copied is not None:
-                args = replace(args, encoder=str(root / "encoder"))
                 shutil.copytree(own.copied.path, args.encoder, dirs_exist_ok=True)
-        place = None if is_there else root
-        corpus = open_corpus(passages, place, corpus_field=field)
-        context = Context(artifacts=root, device=str(own.device))
+        corpus = open_corpus(passages, root, corpus_field=field)
         request = IndexRequest(args=args, corpus=corpus, context=context, output_dir=root / _PLACE)
-        if is_there:
-            find_or_build(request, own)  # refuses another one
-            return cls.load(root, encoder=own)
         index = cls(request, own)
         index.keeper = keeper
         if cut := index.built[0].manifest.counts["cut"]:
@@ -198,6 +200,9 @@ class Index(Retriever):
         root = at_home(path)
         folder = root / _PLACE if is_finished(root / _PLACE) else root
         recipe = Recipe.read(folder, stage=STAGE)
+        beside = root / "corpora" / recipe.corpus_folder.name  # also where `root` was moved
+        if beside.is_dir():
+            recipe = replace(recipe, corpus_folder=beside)
         if encoder is None or isinstance(encoder, str | Path):
             name = str(encoder or recipe.retriever.encoder)
             encoder = replace(recipe.retriever, encoder=name)
@@ -289,12 +294,7 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
     args, corpus, context = request.args, request.corpus, request.context
-    fields: dict[str, Json] = {
-        **corpus.fingerprint,
-        **encoder.fingerprint,
-        "factory": args.index_factory,
-        "metric": "ip",
-    }
+    fields = _fields(request, encoder)
     if args.index_dir is not None:
         folder = Path(args.index_dir)
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
@@ -310,6 +310,12 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         if found is None:
             return _build(request, encoder, folder, fields)
         return BuiltIndex(folder, found, len(corpus))
+
+
+def _fields(request: IndexRequest, encoder: Encoder) -> dict[str, Json]:
+    """Return what decides an index."""
+    made_of = {**request.corpus.fingerprint, **encoder.fingerprint}
+    return {**made_of, "factory": request.args.index_factory, "metric": "ip"}
 
 
 def _find_whole(folder: Path, fields: Mapping[str, Json]) -> Manifest | None:

@@ -249,6 +249,7 @@ class QueryFileArguments(_Arguments):
         None,
         "Write what is found for --queries as a TREC run file.",
         needs={"queries": True},
+        writes=True,
     )
     qrels: str | None = arg(
         None,

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, contents
 from datasets import Dataset
+from small_index import flip_byte
 from transformers import AutoModel, AutoTokenizer
 
 import pgra
 from pgra.commands.index import build
 from pgra.data.corpus import CorpusArguments
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, DamageError
 
 QUERIES = ["A warm film.", "the sea in March", "apples"]
 
@@ -65,6 +66,17 @@ def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_p
         with pytest.raises(ArtifactError, match="was made with .*: use another folder"):
             pgra.Index.build(texts, encoder=encoder, path=tmp_path / "one", **how)
     assert contents(tmp_path / "one") == before
+
+
+def test_a_damaged_index_is_made_again_and_a_moved_one_opens(encoder_dir, index, tmp_path):
+    home, moved = tmp_path / "one", tmp_path / "moved"
+    pgra.Index.build(SENTENCES, encoder=str(encoder_dir), path=home)
+    flip_byte(home / "indexes" / "index" / "index.faiss")
+    with pytest.raises(DamageError):
+        pgra.Index.load(home)
+    pgra.Index.build(SENTENCES, encoder=str(encoder_dir), path=home)
+    home.rename(moved)
+    assert pgra.Index.load(moved).search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
 
 def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, index, tmp_path):

@@ -108,7 +108,8 @@ FILTER = {"error": {"message": "the policy", "code": "content_filter"}}
 NO_ANSWERS = [
     ("chat", said("content_filter", content="Half an")),
     ("chat", Fault(400, json.dumps(FILTER))),
-    ("chat", said(content=None, refusal="I cannot")),
+    ("chat", said("SAFETY", content="Half an")),
+    ("chat", said(content="Sorry", refusal="I cannot")),
     ("chat", Fault(200, '{"choices": []}')),
     ("chat", said("length", content="<think>\nSo the user")),
     ("completions", said("content_filter", is_chat=False, text=" red")),
@@ -245,10 +246,11 @@ def error_of(message, code=None):
 
 def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at):
     upstream, lost = error_of("Provider returned error", 429), error_of("the model is busy")
-    server.faults = [BUSY, Fault(), Fault(200, upstream), Fault(200, lost)]
+    inner = json.dumps({"choices": [{"index": 0, "text": "re", **json.loads(upstream)}]})
+    server.faults = [BUSY, Fault(), *(Fault(200, body) for body in (upstream, lost, inner))]
     with server.serve() as url:
         assert complete(open_at(url), PROMPTS[:1]) == TEXTS[:1]
-    assert len(server.bodies) == 5
+    assert len(server.bodies) == 6
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,16 @@ def test_a_search_writes_a_run_and_measures_it_and_its_run_is_searched_alike(wor
     assert (len(lines), lines[10][:4]) == (15, ["third", "Q0", "d4", "1"])  # the index knows
 
 
+@pytest.mark.parametrize("name", ["q.tsv", "qrels", "corpus.jsonl", "run:first.txt"])
+def test_a_run_is_not_written_over_what_is_read(world, flags, capsys, name):
+    words = ["--qrels", "qrels", "--trec", name.removeprefix("run:")]
+    if name.startswith("run:"):
+        world.write("first.txt", ["third Q0 d4 1 1 tag"])
+        words += ["--retriever", name, "--run_queries", "q.tsv"]
+    assert main(["search", *flags, *words]) == 2
+    assert "name another" in capsys.readouterr().err
+
+
 def test_a_querys_own_passage_is_left_out_of_its_run(world, flags):
     world.write_queries("q.tsv", {"d4": SENTENCES[4]})
     for words in ([], ["--drop_self"]):
