@@ -262,6 +262,10 @@ class QueryFileArguments(_Arguments):
         needs={"queries": True},
     )
 
+    def check(self) -> None:
+        if self.drop_self and not self.is_run:
+            raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
+
     @property
     def is_run(self) -> bool:
         """Whether a run is made, rather than hits shown."""

@@ -226,6 +226,7 @@ def test_a_querys_own_passage_is_left_out_of_its_run(world, flags):
         assert main(found) == 0
         names = [line.split()[2] for line in (world.root / "own.txt").read_text().splitlines()]
         assert (len(names), "d4" in names) == (3, not words)
+    assert main(["search", *flags, "--drop_self"]) == 2
 
 
 def test_a_rerank_writes_its_order_of_all_candidates(world, flags, lm_dirs, review_files):
