@@ -96,6 +96,8 @@ class Stages(Timed):
         shown: Collection[str] = ()
         given = context.shared.get("reranker")
         if given is not None:
+            if not args.rerank.num_evidence:
+                raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
             bare, prompt = prompt.template, getattr(given, "prompt", prompt)
             if prompt.template.inputs != bare.inputs:
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from pgra.artifacts import (
     write_json,
 )
 from pgra.core import Context, Json, Prediction
-from pgra.data.read import hub_errors, hub_reason
+from pgra.data.read import hub_errors, hub_reason, is_utf8
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
@@ -222,6 +223,9 @@ class Reader:
                 f"evidence holds {len(evidence)} items, there are {len(examples)} queries: give "
                 "one list of texts for each"
             )
+        for text in chain.from_iterable(evidence):
+            if not isinstance(text, str) or not is_utf8(text):
+                raise ConfigError(f"evidence holds {text!a}: give clean texts")
         inputs = build_inputs(
             examples, evidence, tokenizer, record.verbalizer, layout=record.layout
         )

@@ -132,6 +132,8 @@ def test_a_ready_reranker_is_a_runs_second_stage(bench):
     pairs = pgra.Reranker(lm, template="{a} {b}", device="cpu")
     with pytest.raises(PgraError, match="the reranker's prompt has other inputs"):
         pgra.train(**data, reranker=pairs, output_dir=bench.run("pairs"))
+    with pytest.raises(PgraError, match="method 'plain' reads no evidence"):
+        pgra.train(**{**data, "num_evidence": 0}, reranker=ready, output_dir=bench.run("plain"))
     own = pgra.train(**data, reranker=Longest(2), output_dir=bench.run("own"))
     assert all(one["score"] == 2 * len(one["text"]) for one in own.predictions[0]["evidence"])
 

@@ -1,5 +1,6 @@
 """A trained reader's folder, used alone."""
 
+import math
 import shutil
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from small_training import lively
 
 from pgra.core import Example
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.reader.fid import FusionReader
@@ -71,6 +72,12 @@ def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_mad
     cold = T5Classifier(model, tokenizer, verbalizer).predict(inputs)
     assert [p.label for p in cold] == [p.label for p in expected]  # no decision changes,
     assert np.abs(np.subtract(chances(cold), chances(expected))).max() > 1e-3  # probabilities do
+
+
+@pytest.mark.parametrize("texts", [[None], [math.nan], "red", ["\udc80"]])
+def test_evidence_that_is_no_list_of_texts_is_refused(reader, texts):
+    with pytest.raises(ConfigError, match="evidence holds"):
+        reader.predict(QUERIES[:1], [texts])
 
 
 def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(copy):
