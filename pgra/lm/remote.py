@@ -388,7 +388,7 @@ def _mark_error(response: Any) -> None:
     response.read()
     with contextlib.suppress(ValueError, AttributeError, TypeError):  # no JSON, or no object
         reply = response.json()
-        first = next(iter(reply.get("choices") or ()), {})  # where some providers put it
+        first: Any = next(iter(reply.get("choices") or ()), {})  # where some providers put it
         error = reply.get("error") or first.get("error")
         if error and response.is_success:
             code = str(error.get("code"))
