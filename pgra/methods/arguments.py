@@ -15,7 +15,12 @@ from pgra.exemplars import SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.prompts import FORMATS
 from pgra.reader.arguments import ReaderArguments, TrainingArguments
-from pgra.rerank.base import CrossEncoderArguments, RerankArguments
+from pgra.rerank.base import (
+    CausalRerankerArguments,
+    CrossEncoderArguments,
+    LikelihoodArguments,
+    RerankArguments,
+)
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.trec import RunFileArguments
 
@@ -198,7 +203,11 @@ def decided_by(method: str) -> Mapping[str, Any]:
 # Own arguments of our retrievers and rerankers.
 OPTIONS: Mapping[str, Mapping[str, type]] = {
     "retriever": {"run": RunFileArguments},
-    "reranker": {"cross-encoder": CrossEncoderArguments},
+    "reranker": {
+        "causal": CausalRerankerArguments,
+        "cross-encoder": CrossEncoderArguments,
+        "likelihood": LikelihoodArguments,
+    },
 }
 
 

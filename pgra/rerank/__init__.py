@@ -10,7 +10,9 @@ from pgra.rerank.base import RerankRequest as RerankRequest
 from pgra.rerank.base import Work as Work
 
 RERANKERS = {
+    "causal": "pgra.rerank.causal:CausalReranker",
     "cross-encoder": "pgra.rerank.cross_encoder:CrossEncoderReranker",
+    "likelihood": "pgra.rerank.likelihood:LikelihoodReranker",
     "none": "pgra.rerank.base:FirstStageOrder",
     "prompted": "pgra.rerank.reranker:Reranker",
 }

@@ -106,6 +106,65 @@ class CrossEncoderArguments(_Arguments):
     )
 
 
+@dataclass(kw_only=True)
+class LikelihoodArguments(_Arguments):
+    """How query and passage stand together; --lm and its arguments say which LM reads them."""
+
+    GROUP = "Reranker"
+
+    likelihood_template: str = arg(
+        "Passage: {passage}\nQuestion: {query}",
+        "Text whose {query}, at its end, the LM scores after the {passage}.",
+    )
+
+    def check(self) -> None:
+        check_places("likelihood_template", self.likelihood_template)
+        if not self.likelihood_template.rstrip().endswith("{query}"):
+            raise ConfigError(
+                f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}, "
+                "which the LM scores after all that comes before"
+            )
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """What stands before the passage, and between passage and query."""
+        before, rest = self.likelihood_template.split("{passage}")
+        return before, rest.rstrip().removesuffix("{query}").rstrip()
+
+
+@dataclass(kw_only=True)
+class CausalRerankerArguments(_Arguments):
+    """Which causal LM answers whether a passage is relevant, and how it is asked."""
+
+    GROUP = "Reranker"
+
+    causal_reranker: str = arg(
+        "Qwen/Qwen3-Reranker-0.6B",
+        "Causal LM that was trained for it: hub id or folder; Qwen3-Reranker, mxbai-rerank-v2 and "
+        "bge-reranker-v2-gemma are asked by their published templates.",
+        is_common=True,
+    )
+    causal_template: str | None = arg(
+        None, "The text it reads, with {query} and {passage}, for another model."
+    )
+    causal_words: list[str] | None = arg(
+        None, "The words that it answers for and against (or for alone); default: yes no."
+    )
+    causal_tokens: int | None = arg(
+        None, "Longest text of query and passage; default: the LM's window.", least=8
+    )
+
+    def check(self) -> None:
+        if self.causal_template is not None:
+            check_places("causal_template", self.causal_template)
+
+
+def check_places(name: str, template: str) -> None:
+    """Refuse a template in which {query} and {passage} do not stand once each."""
+    if any(template.count(place) != 1 for place in ("{query}", "{passage}")):
+        raise ConfigError(f"{name} is {template!r}: it needs {{query}} and {{passage}}, once each")
+
+
 @dataclass(frozen=True)
 class Reference:
     """The task's part in a reranker that is fitted to it.

@@ -56,11 +56,11 @@ class Pairs:
         """Return the indices of keys that are there, (n,)."""
         return np.searchsorted(self.keys, keys)
 
-    def cut(self, keys: Rows, shard_rows: int) -> list[Rows]:
-        """Make shards of keys: whole queries, until there are `shard_rows` keys or more."""
-        queries = self.queries[self.find(keys)]
-        order = np.argsort(queries, kind="stable")
-        ends = [*np.flatnonzero(np.diff(queries[order])) + 1, len(order)]
+    def cut(self, keys: Rows, shard_rows: int, *, whole: str = "queries") -> list[Rows]:
+        """Make shards of keys: whole queries (or "rows"), until there are `shard_rows` or more."""
+        owners = getattr(self, whole)[self.find(keys)]
+        order = np.argsort(owners, kind="stable")
+        ends = [*np.flatnonzero(np.diff(owners[order])) + 1, len(order)]
         shards, begin = [], 0
         for end in ends:
             if end - begin >= shard_rows or end == len(order):
@@ -72,10 +72,12 @@ class Pairs:
 class PairBankReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together, each pair once.
 
-    `column` of the bank's scores decides.
+    `column` of the bank's scores decides; `whole` is what no shard cuts in two: "queries", or
+    passages' "rows".
     """
 
     column = 0
+    whole = "queries"
 
     def __init__(
         self, request: RerankRequest, source: ModelSource, made_of: Mapping[str, Json]
@@ -124,7 +126,7 @@ class PairBankReranker(ScoringReranker):
             partial(self.read, pairs),
             self.compute,
             shard_rows=self.shard_rows,
-            cut=pairs.cut,
+            cut=partial(pairs.cut, whole=self.whole),
             context=self.context,
             title="reads candidates",
         )

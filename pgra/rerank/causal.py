@@ -1,0 +1,101 @@
+"""A causal LM that was trained to answer whether a passage is relevant: Qwen3-Reranker and others.
+
+    score(query, passage) = logit("yes") - logit("no")      after the model's own template
+
+as the models' cards and sentence-transformers' `LogitScore` have it; of a model with one word, that
+word's logit.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pgra.config import Arguments as _Arguments
+from pgra.core import Json
+from pgra.errors import ConfigError, ModelError
+from pgra.rerank.base import CausalRerankerArguments, RerankArguments, RerankRequest
+from pgra.rerank.pairs import PairReranker, Tokens
+
+_QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {passage}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+_MXBAI = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    "<|im_end|>\n<|im_start|>user\nquery: {query}\ndocument: {passage}\nYou are a search relevance "
+    "expert who evaluates how well documents match search queries. For each query-document pair, "
+    "carefully analyze the semantic relationship between them, then provide your binary relevance "
+    "judgment (0 for not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+)
+_BGE = (
+    "<bos>A: {query}\nB: {passage}\nGiven a query A and a passage B, determine whether the passage "
+    "contains an answer to the query by providing a prediction of either 'Yes' or 'No'."
+)
+# By a part of the model's name: the published template, and the words that count for and against.
+TEMPLATES = {
+    "qwen3-reranker": (_QWEN3, ["yes", "no"]),
+    "mxbai-rerank": (_MXBAI, ["1", "0"]),
+    "bge-reranker-v2-gemma": (_BGE, ["Yes"]),
+}
+
+
+class CausalReranker(PairReranker):
+    """Orders candidates by what a causal LM answers; the passage of a long pair is cut."""
+
+    Arguments = CausalRerankerArguments
+    model_class = "AutoModelForCausalLM"
+
+    def __init__(self, request: RerankRequest) -> None:
+        """Open the model, without its weights; errors as `PairReranker`'s."""
+        options = request.options
+        assert isinstance(options, CausalRerankerArguments)
+        self.template, words = _template(options)
+        super().__init__(request, max_tokens=options.causal_tokens)
+        ids = [self.call_tokenizer([word])[0]["input_ids"] for word in words]
+        if any(len(own) != 1 for own in ids):
+            raise ModelError(
+                f"'{self.source.name}' writes one of {', '.join(words)} in several tokens: give "
+                "other --causal_words"
+            )
+        self.answers = [own[0] for own in ids]
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        options = options or CausalRerankerArguments()
+        assert isinstance(options, CausalRerankerArguments)
+        return [options.causal_reranker]
+
+    def fields(self) -> Mapping[str, Json]:
+        return {**super().fields(), "reranker": "causal"}
+
+    def text(self, query: str, passage: str) -> str:
+        before, after = self.template.split("{query}")  # so that neither text is searched
+        fill = (part.replace("{passage}", passage) for part in (before, after))
+        return query.join(fill)
+
+    def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
+        return super().call_tokenizer(*texts, add_special_tokens=False, **options)
+
+    def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
+        ends = batch["attention_mask"].sum(dim=1) - 1
+        columns, places = ends.unique(return_inverse=True)
+        logits = self.model(**batch, logits_to_keep=columns).logits.float()
+        found: Tensor = logits[torch.arange(len(ends), device=ends.device), places][:, self.answers]
+        return found[:, 0] - found[:, 1] if len(self.answers) > 1 else found[:, 0]
+
+
+def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
+    name = options.causal_reranker.lower()
+    known = next((own for part, own in TEMPLATES.items() if part in name), None)
+    template, words = options.causal_template, options.causal_words
+    if known is None and template is None:
+        raise ConfigError(
+            f"causal_reranker '{options.causal_reranker}' has no template that is known here "
+            f"({', '.join(TEMPLATES)} have): give --causal_template, with {{query}} and {{passage}}"
+        )
+    return template or known[0], list(words or (known[1] if known else ["yes", "no"]))

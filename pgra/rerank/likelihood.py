@@ -1,0 +1,119 @@
+"""Orders passages by how likely a causal LM finds the query after each: for facts and questions.
+
+    score(query, passage) = mean_t log P(query_t | passage, query_<t)
+
+Sachan et al. 2022, "Improving Passage Retrieval with Zero-Shot Question Generation" (UPR), eq. 2.
+A passage is read once for all queries of a shard that have it as a candidate.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pgra.config import Arguments as _Arguments
+from pgra.core import Example, Json, Rows
+from pgra.errors import ConfigError
+from pgra.lm.generate import LocalLM, word_chances
+from pgra.rerank.bank import Advance
+from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
+from pgra.rerank.pairs import PairBankReranker, Pairs
+
+
+@dataclass(frozen=True)
+class PassagePrompts:
+    """Distinct passages' prompts of a shard as token ids, and after each its queries'.
+
+    `places` are the places of these queries' pairs in the shard.
+    """
+
+    prompts: Sequence[list[int]]
+    queries: Sequence[Sequence[list[int]]]
+    places: Sequence[Sequence[int]]
+
+
+class LikelihoodReranker(PairBankReranker):
+    """Orders candidates by the mean log-probability of the query's tokens after the passage."""
+
+    Arguments = LikelihoodArguments
+    reads_prompt = False
+    whole = "rows"
+
+    def __init__(self, request: RerankRequest) -> None:
+        """Open an LM, without its weights, and the bank of its scores.
+
+        Raises:
+            ArtifactError: If the bank is damaged.
+            ModelError: If the LM cannot be used.
+        """
+        options = request.options
+        assert isinstance(options, LikelihoodArguments)
+        self._before, self._between = options.parts
+        self.lm = LocalLM(request.args, device=request.context.device)
+        self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
+        self.counter, self.num_tokens, self.num_cut = self, 0, 0
+        fields = {
+            **self.lm.fingerprint,
+            "reranker": "likelihood",
+            "template": options.likelihood_template,
+            "max_prompt_tokens": self.limit,
+        }
+        super().__init__(request, self.lm.source, fields)
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        return [args.lm]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return self.with_topic(self.bank.fingerprint)
+
+    def release(self) -> None:
+        self.lm.release()
+
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        return {"query": example.text}
+
+    def read(self, pairs: Pairs, keys: Rows) -> PassagePrompts:
+        """Tokenise a shard's passages, and the queries after each; long passages lose their end."""
+        at = pairs.find(keys)
+        owners: dict[int, list[int]] = {}
+        for place, row in enumerate(pairs.rows[at].tolist()):
+            owners.setdefault(row, []).append(place)
+        texts = [pairs.examples[query].text for query in pairs.queries[at]]
+        queries = self.lm.tokenize([f" {text}" for text in texts])
+        passages = self.corpus.texts(list(owners))
+        written = self.lm.tokenize([f"{self._before}{text}{self._between}" for text in passages])
+        lead, between = self.lm.lead_ids, self.lm.tokenize([self._between])[0]
+        prompts, own = [], []
+        for text, ids, places in zip(passages, written, owners.values(), strict=True):
+            mine = [queries[place] for place in places]
+            room = self.limit - len(lead) - max(map(len, mine))
+            if len(ids) > room:
+                self.num_cut += 1
+                begun = self.lm.tokenize([f"{self._before}{text}"])[0]
+                ids = [*begun[: max(0, room - len(between))], *between]
+            if room <= len(between):
+                longest = max((texts[place] for place in places), key=len)
+                raise ConfigError(
+                    f"the LM reads {self.limit} tokens, which have no room for a passage and the "
+                    f"query '{longest[:80]}': use an LM with a longer window"
+                )
+            prompts.append([*lead, *ids])
+            own.append(mine)
+        return PassagePrompts(prompts, own, list(owners.values()))
+
+    def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
+        """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
+        reader = self.lm.reader
+        reader.check()
+        before = reader.num_tokens
+        found = word_chances(reader, shard.prompts, shard.queries, advance)
+        own = sum(len(query) for queries in shard.queries for query in queries)
+        self.num_tokens += reader.num_tokens - before + own
+        scores = torch.empty(sum(map(len, shard.places)), 1)
+        for places, queries, sums in zip(shard.places, shard.queries, found, strict=True):
+            for place, query, total in zip(places, queries, sums, strict=True):
+                scores[place] = total / len(query)
+        return lambda: scores
