@@ -7,6 +7,7 @@ from pgra.errors import PgraError
 from pgra.exemplars.selector import ExemplarSelector
 from pgra.lm.causal_lm import CausalLM
 from pgra.memory.memory import Memory
+from pgra.methods.head import Classifier
 from pgra.reader.record import Reader
 from pgra.rerank.base import BaseReranker, RerankRequest
 from pgra.rerank.reranker import Reranker
@@ -20,6 +21,7 @@ __all__ = [
     "BaseReranker",
     "Candidates",
     "CausalLM",
+    "Classifier",
     "Encoder",
     "Example",
     "ExemplarSelector",

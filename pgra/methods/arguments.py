@@ -11,8 +11,8 @@ from pgra.config import Arguments, arg
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
-from pgra.exemplars import SELECTORS, SelectionArguments
-from pgra.lm.base import CompleterArguments
+from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS, SelectionArguments
+from pgra.lm.base import CompleterArguments, StateArguments
 from pgra.prompts import FORMATS
 from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.rerank.base import (
@@ -38,7 +38,8 @@ class RuntimeArguments(Arguments):
         "evidence), rag (each evidence alone, the query encoder trained too), lm-bff (few shots, "
         "with demonstrations), ralm (a causal LM that reads the evidence in its prompt). Without "
         "training: icl (a frozen LM with examples drawn once), kate (with each query's "
-        "nearest), knn (nearest training examples). Or a class of your own: module:Class. Each "
+        "nearest), knn (nearest training examples), head (a logistic head on a frozen LM's states: "
+        "for few labels). Or a class of your own: module:Class. Each "
         "has its own arguments: see --method NAME --help.",
         is_common=True,
         group="Method",
@@ -146,6 +147,24 @@ class RalmArguments(Arguments):
         return self.reader_lm
 
 
+@dataclass(kw_only=True)
+class HeadArguments(StateArguments):
+    """The frozen LM, and the examples in its prompt, which the head does not learn from."""
+
+    num_exemplars: int = arg(
+        8, "Labelled examples in the prompt (the paper's m).", least=0, is_common=True
+    )
+    exemplars: str = arg(
+        "balanced",
+        "How the examples in the prompt are drawn: random, balanced, official or fixed.",
+        choices=DRAWN_EXEMPLARS,
+    )
+    exemplar_seed: int = arg(0, "Seed of their choice and order.")
+    bank_shard_rows: int = arg(
+        512, "Texts in one shard of states; see --method pgra.", least=1, decides=False
+    )
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """One of our methods.
@@ -189,6 +208,7 @@ METHODS: Mapping[str, MethodEntry] = {
         {"num_evidence": 0, "reranker": "none"},
     ),
     "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**STAGES, "reader": RalmArguments}),
+    "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": HeadArguments}),
     "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", STAGES, {"num_evidence": 0}),
     "icl": MethodEntry("pgra.methods.kate:Icl", {**_KATE, "selection": IclSelectionArguments}),
     "kate": MethodEntry("pgra.methods.kate:Kate", _KATE),

@@ -1,0 +1,240 @@
+"""`--method head`: a logistic head on a frozen LM's prompted states, learnt from few labels.
+
+    label = argmax_y softmax(W z(LM(prefix + P(x))) / T)[y]
+
+Cho et al. 2023, "Prompt-Augmented Linear Probing" (arXiv 2212.10873, section 3). The LM reads each
+training example once under the task's prompt; `pgra.rerank.head` fits W, and T is fitted on the dev
+examples. Nothing of the LM is trained, so a run takes seconds.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from pgra.artifacts import artifact_dir
+from pgra.core import Example, Json, Scores
+from pgra.data.tasks import LABEL, Task
+from pgra.errors import ConfigError
+from pgra.exemplars.selector import build_prompt
+from pgra.lm.load import batch_budget
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.arguments import METHODS, HeadArguments, RunArguments
+from pgra.methods.base import SPLITS, Decisions, Method, TaskData
+from pgra.prompts import prompt_template
+from pgra.reader.calibrate import Calibration, decide, fit_temperature
+from pgra.report.metrics import measure
+from pgra.rerank.bank import Bank, bank_name, query_key
+from pgra.rerank.head import Floats, affine, fit_head
+from pgra.rerank.reranker import Query, Reranker
+
+logger = logging.getLogger(__name__)
+
+
+class Classifier:
+    """Decides labels by a head on a frozen LM's states.
+
+    classifier = pgra.Classifier("bundled:smollm2-135m", [("I was charged twice.", "billing"), ...])
+    classifier.predict(["Can I get an invoice?"])  # one `pgra.Prediction` each: label, scores
+
+    Attributes:
+        encoder: The LM under its prompt.
+        labels: In the order of scores.
+        accuracy: Share of the examples that a head which has not seen them decides rightly.
+    """
+
+    weights: Floats  # (C, H + 1), the bias at the end
+    stats: Floats  # mean and spread of the states by column, (2, H)
+    accuracy: float
+
+    def __init__(
+        self,
+        lm: Any,
+        examples: Iterable[Any],
+        tokenizer: Any = None,
+        *,
+        task: str | Path | Task | None = None,
+        template: str = "{text}",
+        num_exemplars: int = 0,
+        **options: Any,
+    ) -> None:
+        """Read the examples, and fit the head.
+
+        Args:
+            lm: As of `pgra.Reranker`.
+            examples: Labelled ones: (text, label) pairs, mappings with a "label", a
+                `datasets.Dataset` or `Example`s; two of each label at least.
+            tokenizer: That of a loaded model.
+            task: A task's name, its YAML, or a `Task`; None: the labels of the examples, in order
+                of their names, shown by the template.
+            template: Without a task, how a text is shown.
+            num_exemplars: Draw so many of the examples for the prompt; the head learns from the
+                others.
+            **options: Further arguments of `pgra.Reranker`: `seed`, `lm_layer`, `device`, ...
+
+        Raises:
+            PgraError: If an example cannot be read, a label has no example beside those in the
+                prompt, or the LM cannot be used.
+        """
+        given = examples if hasattr(examples, "features") else list(examples)
+        task = _task_of(given, template) if task is None else task
+        task = task if isinstance(task, Task) else Task.load(task)
+        opened = Reranker(
+            lm, tokenizer, task=task, examples=given, num_exemplars=num_exemplars, **options
+        )
+        self.encoder, self._query = opened.encoder, opened._query
+        self.labels: Sequence[str] = task.labels
+        self.fit(self.encoder.encode_examples(opened._rest), [str(e.label) for e in opened._rest])
+
+    @classmethod
+    def of(cls, encoder: PromptedEncoder, labels: Sequence[str]) -> Self:
+        """Return one that a run fits, or loads."""
+        made = cls.__new__(cls)
+        made.encoder, made.labels = encoder, labels
+        return made
+
+    def fit(self, states: Floats, labels: Sequence[str]) -> Self:
+        """Fit the head, in place, to states (n, H) and their labels.
+
+        Raises:
+            ConfigError: If a label has no example, or there are fewer than two.
+        """
+        if absent := [label for label in self.labels if label not in labels]:
+            raise ConfigError(
+                f"a head learns each label from examples beside those in the prompt, and none of "
+                f"{len(labels)} has label {', '.join(map(repr, absent))}: give some, or lower "
+                "num_exemplars"
+            )
+        places = {label: number for number, label in enumerate(self.labels)}
+        targets = np.array([places[label] for label in labels])
+        head = fit_head(states, targets, len(self.labels))
+        self.weights, self.stats, self.accuracy = head.weights, head.stats, head.accuracy
+        share, count = 100 * head.accuracy, len(targets)
+        logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
+        return self
+
+    def score(self, states: Floats) -> Scores:
+        """Return the log-probabilities of labels, less a constant, (n, C) float32."""
+        return affine((states - self.stats[0]) / self.stats[1], self.weights)
+
+    def predict(self, queries: Query | list[Query]) -> Any:
+        """Decide a text (or a mapping of the task's inputs), or each of a list of them.
+
+        Returns:
+            A `Prediction`, or a list of them: `label`, and `scores`, the probability of each label.
+        """
+        asked = [self._query(one) for one in (queries if isinstance(queries, list) else [queries])]
+        scores = self.score(self.encoder.encode_examples(asked))
+        found = decide([example.id for example in asked], scores, self.labels)
+        return found if isinstance(queries, list) else found[0]
+
+
+def _task_of(examples: Sequence[Any], template: str) -> Task:
+    """Return the task of examples that name none: their labels, shown by the template."""
+    labels = {
+        str(e[1] if isinstance(e, tuple | list) else e.label if isinstance(e, Example) else e[LABEL])
+        for e in examples
+    }
+    return Task(name="own", labels=tuple(sorted(labels)), prompt=template, answer="")
+
+
+class HeadMethod(Method):
+    """Reads training examples with a frozen LM, fits a head to their states, and decides by it."""
+
+    SECTIONS = METHODS["head"].sections
+    SEEDS = "of no effect here: the examples in the prompt are those of exemplar_seed"
+
+    calibration = Calibration()
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
+        return False
+
+    def open(self) -> None:
+        """Read the task, write the prompt and find the LM.
+
+        Raises:
+            ConfigError: If there are too few examples for the prompt, or it leaves no room.
+            DataError: If the data cannot be read.
+            ModelError: If the LM cannot be used.
+        """
+        data, args = TaskData.read(self.args), self.args["head"]
+        task = data.choice
+        prompt = build_prompt(
+            prompt_template(task),
+            data.train,
+            task.prompt_words,
+            num_exemplars=args.num_exemplars,
+            method=args.exemplars,
+            seed=args.exemplar_seed,
+        )
+        shown = prompt.exemplar_ids
+        self.data = replace(
+            data,
+            train=[example for example in data.train if example.id not in shown],
+            set_aside=[example for example in data.train if example.id in shown],
+        )
+        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+        encoder = PromptedEncoder.open(args, prompt, self.context.device)
+        self.classifier = Classifier.of(encoder, self.data.labels)
+        made_of = {**encoder.fingerprint, "bank_dtype": "auto"}  # as of a reranker's queries
+        name = f"{bank_name(encoder.lm.source.name)}-queries"
+        folder = artifact_dir(self.context.artifacts / "banks", name, made_of)
+        self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
+
+    def identity(self) -> dict[str, Json]:
+        return dict(self.classifier.encoder.fingerprint)
+
+    def models(self) -> list[str]:
+        return [self.args["head"].lm]
+
+    def prepare(self, splits: Sequence[str] = SPLITS) -> None:
+        with self.timed("states"):
+            for split in splits:
+                self._read(self.data.examples(split))
+
+    def _read(self, examples: Sequence[Example]) -> Floats:
+        """Return states, (n, H); those of splits are kept in the LM's bank of queries."""
+        encoder = self.classifier.encoder
+        if not self.data.is_split(examples):
+            return encoder.encode_examples(examples)
+        fields = {query_key(example): example.fields for example in examples}
+        self.bank.fill(
+            list(fields),
+            lambda keys: encoder.tokenize([fields[key] for key in keys.tolist()]),
+            lambda prompts, advance: encoder.begin(prompts, advance=advance),
+            shard_rows=batch_budget(self.args["head"].bank_shard_rows, encoder.lm.device),
+            context=self.context,
+            title="LM reads texts",
+        )
+        return self.bank.states([query_key(example) for example in examples])
+
+    def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
+        train, dev = self.data.examples("train"), self.data.examples("dev")
+        self.classifier.fit(self._read(train), [str(example.label) for example in train])
+        scores, labels = self.classifier.score(self._read(dev)), list(self.data.labels)
+        truth = [str(example.label) for example in dev]
+        self.calibration = fit_temperature(scores, [labels.index(label) for label in truth])
+        decided = [p.label for p in decide([e.id for e in dev], scores, labels)]
+        value = measure(self.data.metric, truth, decided, labels)[self.data.metric]
+        return {
+            "metric": self.data.metric,
+            "value": value,
+            "held_out_accuracy": self.classifier.accuracy,
+        }
+
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        scores = self.classifier.score(self._read(examples))
+        self.classifier.encoder.release()
+        ids, temperature = [example.id for example in examples], self.calibration.temperature
+        predictions = decide(ids, scores, self.data.labels, temperature=temperature)
+        notes = [self.calibration.note] if self.calibration.note else []
+        known = {"temperature": temperature, "dev_examples": self.calibration.num_examples}
+        return Decisions(predictions, notes=notes, calibration=known)
+
+    def sample_prompt(self) -> str:
+        prompt = self.classifier.encoder.prompt
+        return prompt.prefix + prompt.suffix(self.data.test[0].fields)
