@@ -339,14 +339,29 @@ class LocalLM(CausalLM):
         if the tokenizer joins a word to the prompt before it.
         """
         pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids = [prompt for prompt, _ in pairs]
-        longest = max((len(word) for _, own in pairs for word in own), default=0)
-        self._check_prompts(prompts, ids, longest)
-        found: list[list[float]] = [[] for _ in ids]
-        with kernels.packed_for(self.whole, sum(map(len, ids))):
-            for rows, cache in self.reader.read(ids):
-                places = [place for place in range(len(rows)) for _ in words]
-                own = [word for row in rows for word in pairs[row][1]]
+        ids, own = [prompt for prompt, _ in pairs], [after for _, after in pairs]
+        self._check_prompts(
+            prompts, ids, max((len(word) for line in own for word in line), default=0)
+        )
+        return self.score_ids(ids, own, advance=advance)
+
+    def score_ids(
+        self,
+        prompts: Sequence[Tokens],
+        words: Sequence[Sequence[Tokens]],
+        *,
+        advance: Advance = int,
+    ) -> list[list[float]]:
+        """Return the log-probability of each word after its prompt, both as token ids.
+
+        `words` has a list for each prompt. A ModelError is as of `score`.
+        """
+        self.reader.check()
+        found: list[list[float]] = [[] for _ in prompts]
+        with kernels.packed_for(self.whole, sum(map(len, prompts))):
+            for rows, cache in self.reader.read(prompts):
+                places = [place for place, row in enumerate(rows) for _ in words[row]]
+                own = [word for row in rows for word in words[row]]
                 chances = self._chances(cache, places, own)
                 for place, chance in zip(places, chances, strict=True):
                     found[rows[place]].append(chance)

@@ -22,7 +22,7 @@ from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.arguments import METHODS, HeadArguments, RunArguments
+from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
@@ -134,10 +134,12 @@ class Classifier:
 
 def _task_of(examples: Sequence[Any], template: str) -> Task:
     """Return the task of examples that name none: their labels, shown by the template."""
-    labels = {
-        str(e[1] if isinstance(e, tuple | list) else e.label if isinstance(e, Example) else e[LABEL])
-        for e in examples
-    }
+    labels = set()
+    for one in examples:
+        is_pair = isinstance(one, tuple | list)
+        labels.add(
+            str(one[1] if is_pair else one[LABEL] if isinstance(one, Mapping) else one.label)
+        )
     return Task(name="own", labels=tuple(sorted(labels)), prompt=template, answer="")
 
 

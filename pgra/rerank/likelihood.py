@@ -15,7 +15,7 @@ from torch import Tensor
 from pgra.config import Arguments as _Arguments
 from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
-from pgra.lm.generate import LocalLM, word_chances
+from pgra.lm.generate import LocalLM
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairBankReranker, Pairs
@@ -106,12 +106,9 @@ class LikelihoodReranker(PairBankReranker):
 
     def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
         """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
-        reader = self.lm.reader
-        reader.check()
-        before = reader.num_tokens
-        found = word_chances(reader, shard.prompts, shard.queries, advance)
-        own = sum(len(query) for queries in shard.queries for query in queries)
-        self.num_tokens += reader.num_tokens - before + own
+        found = self.lm.score_ids(shard.prompts, shard.queries, advance=advance)
+        self.num_tokens += sum(map(len, shard.prompts))
+        self.num_tokens += sum(len(query) for queries in shard.queries for query in queries)
         scores = torch.empty(sum(map(len, shard.places)), 1)
         for places, queries, sums in zip(shard.places, shard.queries, found, strict=True):
             for place, query, total in zip(places, queries, sums, strict=True):
