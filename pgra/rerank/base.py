@@ -46,8 +46,9 @@ class RerankArguments(StateArguments):
         "dot",
         "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
         "whitened_cosine, head (the chance of one label, by a logistic head learnt from the "
-        "training examples), or module:Class. All but dot and cosine are fitted to up to 2,000 "
-        "passages and training queries.",
+        "training examples), or module:Class: these are fitted to up to 2,000 passages and "
+        "training queries. Without data: calibrated (less the state of texts without content, "
+        "then cosine).",
         is_open=True,
     )
     topic_weight: float = arg(

@@ -108,8 +108,8 @@ class Reranker(ScoringReranker):
                 mappings with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
-            similarity: As `--similarity`: dot (the paper's), cosine; those that are fitted
-                (whitened, whitened_cosine, head) need `fit` first.
+            similarity: As `--similarity`: dot (the paper's), cosine, calibrated; those that are
+                fitted (whitened, whitened_cosine, head) need `fit` first.
             lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
             device: Where the LM runs.
             dtype: Of its weights.
@@ -187,6 +187,11 @@ class Reranker(ScoringReranker):
         Returns:
             (n,) float32; (B, n) of a list of B queries. A score does not depend on the other texts.
         """
+        if self._fitted is None and self._class.content_free:
+            fitting = Fitting(self.similarity, Reference(self._content_free()), num_rows=0)
+            states = self._states(fitting.queries())
+            fitting.fit_states(states[:0], states)
+            self._fitted = fitting
         if self._fitted is None:
             raise ValueError(
                 f"similarity '{self.similarity}' is fitted to documents and training queries: "
@@ -212,7 +217,7 @@ class Reranker(ScoringReranker):
         Raises:
             ConfigError: If there are too few of either, or a label has no example.
         """
-        if not self._class.is_fitted:
+        if not self._class.is_fitted or self._class.content_free:
             return self
         shown = self._documents(documents)
         queries = self._rest
@@ -241,6 +246,10 @@ class Reranker(ScoringReranker):
         self._task = task if isinstance(task, Task) else Task.load(str(task))
         self._words = self._task.prompt_words
         return task_format(self._task)
+
+    def _content_free(self) -> list[Example]:
+        fields = self.prompt.template.passage_fields
+        return [Example("", fields(text)) for text in self._class.content_free]
 
     def _documents(self, texts: Iterable[str]) -> list[Example]:
         fields = self.prompt.template.passage_fields
@@ -316,10 +325,11 @@ class Reranker(ScoringReranker):
         reference = request.reference
         if self._words:
             reference = replace(reference, words=self._words)
+        free = self._content_free()
         other.fitting = Fitting(
             self.similarity,
-            reference,
-            num_rows=len(request.corpus),
+            replace(reference, queries=free) if free else reference,
+            num_rows=0 if free else len(request.corpus),
             made_of={**fields, "reranker": "prompted"},
             home=request.context.artifacts / "similarities" / name,
         )

@@ -4,10 +4,13 @@
     cosine           states of length 1 (their code)
     whitened         each column less its mean, over its standard deviation
     whitened_cosine  the same, then of length 1 (as Timkey and van Schijndel 2021)
+    calibrated       less the mean state of texts without content, then of length 1: no data needed
     head             the probability that both have one label, by a head fitted to training examples
 
 Hidden states have a large part in common, and a few columns far larger than the rest; whitening
-takes both away. Passages and queries, two kinds of text, each have their own statistics.
+takes both away. Passages and queries, two kinds of text, each have their own statistics. What the
+LM says of no text at all is a cheaper estimate of the common part (Zhao et al. 2021, "Calibrate
+before use", with its three texts).
 
 A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
 `change`, or `of_passages` and `of_queries`. A fitted one is a dataclass of arrays that sets
@@ -61,9 +64,11 @@ class Similarity:
 
     Attributes:
         is_fitted: Whether `fit` measures a draw of passages and training queries.
+        content_free: Texts that it measures instead.
     """
 
     is_fitted: ClassVar[bool] = False
+    content_free: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
@@ -133,6 +138,23 @@ class WhitenedCosine(Whitened):
 
     def change(self, states: Floats, stats: Floats | None) -> Floats:
         return unit(super().change(states, stats))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated(Similarity):
+    """States less the mean state of texts without content, (H,), of length 1."""
+
+    mean: Floats
+
+    is_fitted = True
+    content_free = ("N/A", "[MASK]", "")
+
+    @classmethod
+    def fit(cls, sample: Sample) -> Self:
+        return cls(mean=sample.queries.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+    def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+        return unit(states - self.mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +237,7 @@ def _softmax(logits: Floats) -> Floats:
 
 
 SIMILARITIES = {
+    "calibrated": "pgra.rerank.similarity:Calibrated",
     "cosine": "pgra.rerank.similarity:Cosine",
     "dot": "pgra.rerank.similarity:Similarity",
     "head": "pgra.rerank.similarity:LabelHead",
@@ -283,7 +306,7 @@ class Fitting:
         if reference.made is not None:
             return {part: reference.made[part] for part in KEPT_SETTINGS if part in reference.made}
         drawn = {}
-        if self._class.is_fitted:
+        if self._class.is_fitted and not self._class.content_free:
             if (count := min(len(self._queries), self._num_rows)) < 2:
                 raise ConfigError(
                     f"similarity '{self.name}' is fitted to passages, and to training queries "

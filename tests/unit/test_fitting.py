@@ -132,3 +132,21 @@ def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
     with pytest.raises(ConfigError, match="'head' learns each .* none of 5 has label 'negative'"):
         start("head", train=one_label)
     assert not list(tmp_path.glob("banks/similarities/*"))
+
+
+def test_calibrated_takes_away_the_state_of_texts_without_content(start):
+    reranker = start("calibrated", train=[])
+    found, work = rerank(reranker)
+    encoder = reranker.encoder
+    free = encoder.encode(["N/A", "[MASK]", ""]).numpy().mean(axis=0)
+    passages, queries = (
+        encoder.encode(texts).numpy() - free for texts in (SENTENCES, [q.text for q in TWO])
+    )
+    passages, queries = (
+        side / np.linalg.norm(side, axis=1, keepdims=True) for side in (passages, queries)
+    )
+    truth = np.take_along_axis(queries @ passages.T, np.sort(CANDIDATES, axis=1), 1)
+    np.testing.assert_allclose(by_row(found), truth, rtol=1e-3, atol=1e-3)
+    plain, _ = rerank(start("cosine", "plain"))
+    assert np.abs(by_row(found) - by_row(plain)).max() > 0.01  # the control
+    assert work.num_new == len(np.unique(CANDIDATES)) + len(TWO) + 3
