@@ -1,0 +1,68 @@
+"""A head on an LM's states as a method, and from Python: by hand, from stock states."""
+
+import json
+
+import numpy as np
+import pytest
+from method_runs import run_of
+from small_reranking import TEMPLATE, TRAIN, WORDS, plain_lm
+
+import pgra
+from pgra.core import log_softmax
+from pgra.data.tasks import Task
+from pgra.errors import ConfigError
+from pgra.rerank.head import affine, fit_head
+from pgra.runs import Run, run
+
+PAIRS = [(example.text, example.label) for example in TRAIN]
+TASK = Task(name="own", labels=tuple(WORDS), prompt=TEMPLATE.body, prompt_words=WORDS)
+
+
+def stock_states(lm_dir, texts):
+    """The state at each prompt's end, by a call of its own of a stock model."""
+    model, tokenizer = plain_lm(lm_dir)
+    states = [
+        model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1] for text in texts
+    ]
+    return np.stack([state.detach().numpy() for state in states])
+
+
+def test_its_scores_are_those_of_a_head_on_stock_states(lm_dirs):
+    found = pgra.Classifier(str(lm_dirs["opt"]), PAIRS, task=TASK, dtype="float32", device="cpu")
+    asked = ["A great film by the sea.", "Dull!"]
+    shown = [f"{TEMPLATE.body}\nThe answer is".format(text=text) for text, _ in PAIRS]
+    targets = np.array([list(WORDS).index(label) for _, label in PAIRS])
+    head = fit_head(stock_states(lm_dirs["opt"], shown), targets, 2)
+    states = stock_states(
+        lm_dirs["opt"], [f"{TEMPLATE.body}\nThe answer is".format(text=text) for text in asked]
+    )
+    logits = affine((states - head.stats[0]) / head.stats[1], head.weights)
+    expected = np.exp(log_softmax(logits))
+    answers = found.predict(asked)
+    scores = [[one.scores[label] for label in WORDS] for one in answers]
+    np.testing.assert_allclose(scores, expected, atol=2e-3)
+    assert found.predict(asked[0]) == answers[0]
+    assert [one.label for one in found.predict([text for text, _ in PAIRS])] == [
+        label for _, label in PAIRS
+    ]  # the control: it learnt something
+
+
+def test_without_a_task_the_labels_are_the_examples_and_each_needs_some(lm_dirs):
+    found = pgra.Classifier(str(lm_dirs["opt"]), PAIRS, device="cpu")
+    assert list(found.labels) == ["negative", "positive"]
+    with pytest.raises(ConfigError, match="none of 3 has label 'negative'"):
+        pgra.Classifier(
+            str(lm_dirs["opt"]), [*PAIRS[1:9:2], PAIRS[0]], num_exemplars=2, device="cpu"
+        )
+
+
+@pytest.mark.slow
+def test_a_run_keeps_no_weights_and_decides_new_texts_as_before(args, tmp_path):
+    done = run(run_of(args, "head", tmp_path / "run", lm=args.rerank.lm, num_exemplars=2))
+    lines = [json.loads(line) for line in (done.folder / "predictions.jsonl").open()]
+    assert done.metrics["method"] == "head"
+    assert done.training["held_out_accuracy"] <= 1
+    answers = Run.load(done.folder, device="cpu").predict([line["text"] for line in lines])
+    for line, answer in zip(lines, answers, strict=True):
+        assert answer.label == line["prediction"]
+        assert dict(answer.scores) == pytest.approx(line["scores"], abs=1e-4)
