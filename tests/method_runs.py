@@ -21,6 +21,9 @@ def run_of(args: RunArguments, method: str, folder: Path, **training: object) ->
     """
     runtime = replace(args.runtime, method=method)
     sections = {**args.sections, "runtime": runtime}
+    if method == "head":
+        sections = {"runtime": runtime, "data": args.data}
+        training = {"lm": args.rerank.lm, "num_exemplars": 2, **training}
     if method == "ralm":
         del sections["reader"]
         training.setdefault("reader_lm", args.rerank.lm)

@@ -25,8 +25,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
-from pgra.reader.calibrate import Calibration, decide, fit_temperature
-from pgra.report.metrics import measure
+from pgra.reader.predict import Calibration, decide, fit_temperature
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.head import Floats, affine, fit_head
 from pgra.rerank.reranker import Query, Reranker
@@ -111,8 +110,12 @@ class Classifier:
         places = {label: number for number, label in enumerate(self.labels)}
         targets = np.array([places[label] for label in labels])
         head = fit_head(states, targets, len(self.labels))
-        self.weights, self.stats, self.accuracy = head.weights, head.stats, head.accuracy
-        share, count = 100 * head.accuracy, len(targets)
+        self.weights, self.stats, self.accuracy = (
+            head.weights,
+            head.stats,
+            float(head.is_right.mean()),
+        )
+        share, count = 100 * self.accuracy, len(targets)
         logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
         return self
 
@@ -182,16 +185,15 @@ class HeadMethod(Method):
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
         self.classifier = Classifier.of(encoder, self.data.labels)
-        made_of = {**encoder.fingerprint, "bank_dtype": "auto"}  # as of a reranker's queries
-        name = f"{bank_name(encoder.lm.source.name)}-queries"
+        made_of, name = encoder.fingerprint, f"{bank_name(encoder.lm.source.name)}-queries"
         folder = artifact_dir(self.context.artifacts / "banks", name, made_of)
         self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
 
     def identity(self) -> dict[str, Json]:
         return dict(self.classifier.encoder.fingerprint)
 
-    def models(self) -> list[str]:
-        return [self.args["head"].lm]
+    def sources(self) -> list[str]:
+        return [self.args["head"].lm, *super().sources()]
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         with self.timed("states"):
@@ -215,18 +217,14 @@ class HeadMethod(Method):
         return self.bank.states([query_key(example) for example in examples])
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
-        train, dev = self.data.examples("train"), self.data.examples("dev")
+        train, dev, labels = self.data.train, self.data.dev, list(self.data.labels)
         self.classifier.fit(self._read(train), [str(example.label) for example in train])
-        scores, labels = self.classifier.score(self._read(dev)), list(self.data.labels)
-        truth = [str(example.label) for example in dev]
-        self.calibration = fit_temperature(scores, [labels.index(label) for label in truth])
-        decided = [p.label for p in decide([e.id for e in dev], scores, labels)]
-        value = measure(self.data.metric, truth, decided, labels)[self.data.metric]
-        return {
-            "metric": self.data.metric,
-            "value": value,
-            "held_out_accuracy": self.classifier.accuracy,
-        }
+        scores = self.classifier.score(self._read(dev))
+        self.calibration = fit_temperature(scores, [labels.index(str(e.label)) for e in dev])
+        decided = [found.label for found in decide([e.id for e in dev], scores, labels)]
+        value, metric = self.data.measure_dev(decided), self.data.metric
+        known = {"held_out_accuracy": self.classifier.accuracy}
+        return {"metric": metric, "value": value[metric], **known}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         scores = self.classifier.score(self._read(examples))
@@ -234,8 +232,7 @@ class HeadMethod(Method):
         ids, temperature = [example.id for example in examples], self.calibration.temperature
         predictions = decide(ids, scores, self.data.labels, temperature=temperature)
         notes = [self.calibration.note] if self.calibration.note else []
-        known = {"temperature": temperature, "dev_examples": self.calibration.num_examples}
-        return Decisions(predictions, notes=notes, calibration=known)
+        return Decisions(predictions, notes=notes)
 
     def sample_prompt(self) -> str:
         prompt = self.classifier.encoder.prompt

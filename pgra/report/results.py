@@ -439,7 +439,19 @@ def load_grid(folder: Path) -> Group:
 
 # in the order of the paper's Table 2, then our own; others come after, by name
 METHOD_ORDER = (
-    *("icl", "ralm", "head", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive"),
+    *(
+        "icl",
+        "ralm",
+        "knn",
+        "lm-bff",
+        "plain",
+        "rag",
+        "fid",
+        "random",
+        "pgra",
+        "exhaustive",
+        "head",
+    ),
 )
 # in the paper's order; others come after, by name
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")

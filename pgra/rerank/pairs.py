@@ -34,6 +34,7 @@ from pgra.lm.load import (
     model_fields,
 )
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
+from pgra.progress import Bar
 from pgra.rerank.bank import Advance, Bank, bank_name
 from pgra.rerank.base import RerankRequest, ScoringReranker
 
@@ -67,6 +68,18 @@ class Pairs:
                 shards.append(np.sort(keys[order[begin:end]]))
                 begin = end
         return shards
+
+
+class GivenTexts:
+    """Texts in memory, in the place of a corpus."""
+
+    fingerprint: Mapping[str, Json] = {}
+
+    def __init__(self, given: Sequence[str] = ()) -> None:
+        self._given = given
+
+    def texts(self, rows: Sequence[int] | Rows) -> list[str]:
+        return [self._given[row] for row in rows]
 
 
 class PairBankReranker(ScoringReranker):
@@ -139,6 +152,16 @@ class PairBankReranker(ScoringReranker):
             keys = self._keys(examples, rows)[present]
             scores[present] = self.bank.states(keys)[:, self.column]
         return scores
+
+    def score_texts(self, queries: Sequence[Example], documents: Sequence[str]) -> Scores:
+        """Score each document for each query, (B, n) float32; nothing is kept."""
+        self.corpus = GivenTexts(documents)
+        rows = np.tile(np.arange(len(documents)), (len(queries), 1))
+        pairs, bar = self.pairs(queries, rows), Bar(total=rows.size, desc="score", unit="pair")
+        with bar, torch.inference_mode():
+            scores = self.compute(self.read(pairs, pairs.keys), bar.update)()[:, self.column]
+        found: Scores = scores.numpy()[pairs.find(self._keys(queries, rows))]
+        return found
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Count the pairs that are yet to be read."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
+from pgra.config import choose
 from pgra.core import (
     ALONE,
     MISSING_ROW,
@@ -40,15 +41,19 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
+from pgra.rerank import find_reranker
 from pgra.rerank.bank import Bank, Floats, bank_name, query_key
 from pgra.rerank.base import (
     BaseReranker,
+    CausalRerankerArguments,
+    CrossEncoderArguments,
+    LikelihoodArguments,
     Reference,
     RerankArguments,
     RerankRequest,
     ScoringReranker,
 )
-from pgra.rerank.pairs import NeighborReranker
+from pgra.rerank.pairs import GivenTexts, NeighborReranker, PairBankReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 
 logger = logging.getLogger(__name__)
@@ -94,6 +99,7 @@ class Reranker(ScoringReranker):
         device: str = "auto",
         dtype: str = "auto",
         max_prompt_tokens: int | None = None,
+        by: str = "states",
     ) -> None:
         """Write the prompt and find the LM; its weights are loaded on first use.
 
@@ -114,6 +120,10 @@ class Reranker(ScoringReranker):
             device: Where the LM runs.
             dtype: Of its weights.
             max_prompt_tokens: Longest prompt; None: the LM's window.
+            by: "states"; or, for facts and questions, "likelihood" (of the query after a document),
+                "causal" or "cross-encoder" (a reranker that was trained to judge both together):
+                see `--reranker`. These take a name, device and dtype, and as `template` a text with
+                {query} and {passage}; None is their own.
 
         Raises:
             PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
@@ -121,6 +131,10 @@ class Reranker(ScoringReranker):
             ValueError: If neither task nor template is given.
         """
         self.similarity, self._class = similarity, find_similarity(similarity)
+        self._pairs = None
+        if by != "states":
+            self._pairs = _open_pairs(by, str(lm), template, device=device, dtype=dtype)
+            return
         self._task: Task | None = None
         self._words: Mapping[str, str] = {}
         self._rest: list[Example] = []  # examples that the prompt does not show
@@ -187,6 +201,11 @@ class Reranker(ScoringReranker):
         Returns:
             (n,) float32; (B, n) of a list of B queries. A score does not depend on the other texts.
         """
+        if self._pairs is not None:
+            texts = as_texts("queries", query if isinstance(query, list) else [query])
+            given = [Example("", {"text": text}) for text in texts]
+            found = self._pairs.score_texts(given, as_texts("documents", documents))
+            return found if isinstance(query, list) else found[0]
         if self._fitted is None and self._class.content_free:
             fitting = Fitting(self.similarity, Reference(self._content_free()), num_rows=0)
             states = self._states(fitting.queries())
@@ -234,6 +253,8 @@ class Reranker(ScoringReranker):
         return self
 
     def __repr__(self) -> str:
+        if self._pairs is not None:
+            return f"Reranker(by {type(self._pairs).__name__})"
         name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
 
@@ -312,6 +333,7 @@ class Reranker(ScoringReranker):
         Raises:
             ConfigError: If the similarity cannot be fitted.
         """
+        self._check_states()
         other, source = copy.copy(self), self.encoder.lm.source
         other.topic_weight = request.args.topic_weight
         other.corpus, other.context = request.corpus, request.context
@@ -335,7 +357,15 @@ class Reranker(ScoringReranker):
         )
         return other
 
+    def _check_states(self) -> None:
+        if self._pairs is not None:
+            raise ConfigError(
+                "a run opens a reranker of pairs by its name: give reranker='likelihood', lm=..., "
+                "or reranker='causal', causal_reranker=..."
+            )
+
     def arguments(self) -> dict[str, Any]:
+        self._check_states()
         lm = self.encoder.lm
         return {
             "reranker": "prompted",
@@ -419,3 +449,28 @@ class Reranker(ScoringReranker):
 
 def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
+
+
+def _open_pairs(
+    by: str, lm: str, template: str | None, *, device: str, dtype: str
+) -> PairBankReranker:
+    """Open a reranker of pairs for texts that are given."""
+    options: _Arguments
+    if by == "likelihood":
+        named = {} if template is None else {"likelihood_template": template}
+        options = LikelihoodArguments(**named)
+    elif by == "causal":
+        options = CausalRerankerArguments(causal_reranker=lm, causal_template=template)
+    else:
+        choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
+        options = CrossEncoderArguments(cross_encoder=lm)
+    options.check()
+    request = RerankRequest(
+        args=RerankArguments(reranker=by, lm=lm, lm_dtype=dtype),
+        prompt=FewShotPrompt(PromptTemplate("{text}")),
+        corpus=GivenTexts(),
+        context=Context(device=device),
+        options=options,
+    )
+    found: PairBankReranker = find_reranker(by)(request)
+    return found

@@ -1,10 +1,7 @@
 """A head on an LM's states as a method, and from Python: by hand, from stock states."""
 
-import json
-
 import numpy as np
 import pytest
-from method_runs import run_of
 from small_reranking import TEMPLATE, TRAIN, WORDS, plain_lm
 
 import pgra
@@ -12,7 +9,6 @@ from pgra.core import log_softmax
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.rerank.head import affine, fit_head
-from pgra.runs import Run, run
 
 PAIRS = [(example.text, example.label) for example in TRAIN]
 TASK = Task(name="own", labels=tuple(WORDS), prompt=TEMPLATE.body, prompt_words=WORDS)
@@ -54,15 +50,3 @@ def test_without_a_task_the_labels_are_the_examples_and_each_needs_some(lm_dirs)
         pgra.Classifier(
             str(lm_dirs["opt"]), [*PAIRS[1:9:2], PAIRS[0]], num_exemplars=2, device="cpu"
         )
-
-
-@pytest.mark.slow
-def test_a_run_keeps_no_weights_and_decides_new_texts_as_before(args, tmp_path):
-    done = run(run_of(args, "head", tmp_path / "run", lm=args.rerank.lm, num_exemplars=2))
-    lines = [json.loads(line) for line in (done.folder / "predictions.jsonl").open()]
-    assert done.metrics["method"] == "head"
-    assert done.training["held_out_accuracy"] <= 1
-    answers = Run.load(done.folder, device="cpu").predict([line["text"] for line in lines])
-    for line, answer in zip(lines, answers, strict=True):
-        assert answer.label == line["prediction"]
-        assert dict(answer.scores) == pytest.approx(line["scores"], abs=1e-4)

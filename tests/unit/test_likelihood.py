@@ -7,6 +7,7 @@ from conftest import SENTENCES
 from small_reranking import QUERIES, ROWS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import pgra
 from pgra.core import Candidates, Context
 from pgra.errors import ConfigError
 from pgra.prompts import FewShotPrompt, PromptTemplate
@@ -125,3 +126,15 @@ def test_a_template_without_its_two_places_is_refused(wrong):
 def test_a_model_without_a_known_template_names_the_way_out(start, lm_dirs):
     with pytest.raises(ConfigError, match="give --causal_template"):
         start(CausalRerankerArguments(causal_reranker=str(lm_dirs["llama"])))
+
+
+def test_from_python_it_scores_given_texts_alike(start, lm_dirs):
+    found = pgra.Reranker(str(lm_dirs["opt"]), by="likelihood", dtype="float32", device="cpu")
+    texts = [query.text for query in QUERIES]
+    rows = np.tile(np.arange(4), (len(texts), 1))
+    expected = scores(start(LikelihoodArguments(), lm=str(lm_dirs["opt"])), rows)
+    np.testing.assert_allclose(found.score(texts, SENTENCES[:4]), expected, rtol=1e-4, atol=1e-5)
+    best = found.rank(texts[0], SENTENCES[:4], k=1)
+    assert best[0].index == int(expected[0].argmax())
+    with pytest.raises(ConfigError, match="by its name"):
+        found.arguments()

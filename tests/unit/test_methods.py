@@ -41,8 +41,8 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     other = having(mine, max_test_samples=4)
     with pytest.raises(ArtifactError, match="was made with"):
         run(other)
-    assert (folder / "prompt.txt").is_file() == (method in ("exhaustive", "pgra", "ralm"))
-    depth = 0 if method in ("knn", "lm-bff", "plain") else 3
+    assert (folder / "prompt.txt").is_file() == (method in ("exhaustive", "head", "pgra", "ralm"))
+    depth = 0 if method in ("head", "knn", "lm-bff", "plain") else 3
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
     if method in ("lm-bff", "rag"):
         with pytest.raises(ConfigError, match=f"trained by --method {method}, which makes its in"):
