@@ -86,7 +86,7 @@ def test_a_yaml_or_a_command_line_that_cannot_work_is_refused(yaml, words, messa
 def argument_classes():
     """Return every class of arguments in the package, sorted by its place."""
     for module in pkgutil.walk_packages(pgra.__path__, "pgra."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and "integrations" not in module.name:
             import_module(module.name)
     found, left = set(), [Arguments]
     while left:
