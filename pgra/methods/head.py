@@ -135,7 +135,7 @@ class Classifier:
         return found if isinstance(queries, list) else found[0]
 
 
-def _task_of(examples: Sequence[Any], template: str) -> Task:
+def _task_of(examples: Iterable[Any], template: str) -> Task:
     """Return the task of examples that name none: their labels, shown by the template."""
     labels = set()
     for one in examples:

@@ -83,7 +83,7 @@ class CausalReranker(PairReranker):
 
     def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
         ends = batch["attention_mask"].sum(dim=1) - 1
-        columns, places = ends.unique(return_inverse=True)
+        columns, places = torch.unique(ends, return_inverse=True)
         logits = self.model(**batch, logits_to_keep=columns).logits.float()
         found: Tensor = logits[torch.arange(len(ends), device=ends.device), places][:, self.answers]
         return found[:, 0] - found[:, 1] if len(self.answers) > 1 else found[:, 0]
@@ -93,9 +93,11 @@ def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
     name = options.causal_reranker.lower()
     known = next((own for part, own in TEMPLATES.items() if part in name), None)
     template, words = options.causal_template, options.causal_words
-    if known is None and template is None:
+    if known is not None:
+        return template or known[0], list(words or known[1])
+    if template is None:
         raise ConfigError(
             f"causal_reranker '{options.causal_reranker}' has no template that is known here "
             f"({', '.join(TEMPLATES)} have): give --causal_template, with {{query}} and {{passage}}"
         )
-    return template or known[0], list(words or (known[1] if known else ["yes", "no"]))
+    return template, list(words or ["yes", "no"])

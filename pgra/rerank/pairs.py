@@ -73,7 +73,7 @@ class Pairs:
 class GivenTexts:
     """Texts in memory, in the place of a corpus."""
 
-    fingerprint: Mapping[str, Json] = {}
+    fingerprint: ClassVar[Mapping[str, Json]] = {}
 
     def __init__(self, given: Sequence[str] = ()) -> None:
         self._given = given
@@ -155,7 +155,7 @@ class PairBankReranker(ScoringReranker):
 
     def score_texts(self, queries: Sequence[Example], documents: Sequence[str]) -> Scores:
         """Score each document for each query, (B, n) float32; nothing is kept."""
-        self.corpus = GivenTexts(documents)
+        self.corpus: Any = GivenTexts(documents)
         rows = np.tile(np.arange(len(documents)), (len(queries), 1))
         pairs, bar = self.pairs(queries, rows), Bar(total=rows.size, desc="score", unit="pair")
         with bar, torch.inference_mode():

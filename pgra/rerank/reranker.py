@@ -465,12 +465,14 @@ def _open_pairs(
         choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
         options = CrossEncoderArguments(cross_encoder=lm)
     options.check()
+    nothing: Any = GivenTexts()
     request = RerankRequest(
         args=RerankArguments(reranker=by, lm=lm, lm_dtype=dtype),
         prompt=FewShotPrompt(PromptTemplate("{text}")),
-        corpus=GivenTexts(),
+        corpus=nothing,
         context=Context(device=device),
         options=options,
     )
-    found: PairBankReranker = find_reranker(by)(request)
+    found = find_reranker(by)(request)
+    assert isinstance(found, PairBankReranker)
     return found

@@ -39,6 +39,7 @@ def select(encoder, queries=QUERIES, k=3, pool=ROWS, **options):
     return pgra.ExemplarSelector(pool, encoder=encoder, **options).select(list(queries), k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -60,6 +60,7 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
     assert (counts["rows"], counts["dim"], counts["cut"], counts["is_exact"]) == (40, 16, 0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["both", "byte", "foreign", "other sizes"])
 def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
     folder = small.make().folder
@@ -84,6 +85,7 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
     assert not list(folder.glob(".*.partial*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vectors-00002.npy", "index.faiss", "manifest.json"])
 def test_of_a_damaged_index_the_damaged_shard_alone_is_made_again(name, small, caplog):
     folder = small.make().folder
@@ -113,6 +115,7 @@ def test_no_vector_is_kept_of_an_encoder_whose_files_changed(small, tmp_path, mo
     assert len(list(small.root.glob("**/changing/vectors-*.json"))) <= 2
 
 
+@pytest.mark.slow
 def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small):
     flat = small.make("flat").folder
     flip_byte(flat / "vectors-00002.npy")

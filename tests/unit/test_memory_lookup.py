@@ -109,6 +109,7 @@ def open_by(name, log):
     return CLASSES[name](log, *encoder, "anna")
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     name=st.sampled_from(sorted(CLASSES)),

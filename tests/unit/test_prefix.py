@@ -73,6 +73,7 @@ def test_every_way_gives_the_states_of_whole_prompts_in_any_batch_and_order(lm, 
     assert error_of(bare.encode(TEXTS), lm_dir, prefix="") < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bloom", "gpt_neo"])
 def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
     """BLOOM counts places by the mask; behind others GPT-Neo's window loses the prefix."""

@@ -268,6 +268,7 @@ def test_what_trying_again_does_not_mend_is_reported_at_once(server, open_at, fa
     assert len(server.bodies) == 1
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_dies_loses_no_answer(server, open_at):
     server.dies_after = 2
     with server.serve() as url:

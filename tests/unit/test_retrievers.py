@@ -104,6 +104,7 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
     world.open(name, **given)
 
 
+@pytest.mark.slow
 def test_a_lossy_index_scores_its_hits_exactly_unless_told_not_to(world):
     exact = world.open().retrieve(SENTENCES, 3)
     found = world.open(index_factory="SQ4")
@@ -114,6 +115,7 @@ def test_a_lossy_index_scores_its_hits_exactly_unless_told_not_to(world):
     assert found.fingerprint == {**own.fingerprint, "rescore_factor": 4}
 
 
+@pytest.mark.slow
 def test_beyond_the_memory_the_shards_are_searched_and_find_the_same(world, monkeypatch):
     whole = world.open()
     found, (folder,) = whole.retrieve(SENTENCES, 5), world.indexes()
