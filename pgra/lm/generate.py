@@ -12,10 +12,11 @@ edge, so that distances in the cache are those in the text, whatever an LM's att
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -23,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, Completion
-from pgra.lm.batching import PrefixGroup, send, token_budget_batches
+from pgra.lm.batching import PrefixGroup, send
 from pgra.lm.causal_lm import SHOWN, CausalLM, head_logits
 from pgra.lm.load import batch_budget
 
@@ -90,7 +91,10 @@ class PromptReader:
     def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes more."""
         self.lm, self._is_checked = lm, False
-        self._back_off = lm.back_off(batch_budget(batch_tokens, lm.device))
+        most = batch_budget(batch_tokens, lm.device)
+        self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
+        self._back_off = lm.back_off(most)
+        self._shared: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
 
     @torch.inference_mode()
     def read_batch(self, prompts: Sequence[Tokens], *, start: KVCache | None = None) -> KVCache:
@@ -213,9 +217,12 @@ class PromptReader:
         self, prompts: Sequence[Tokens], group: PrefixGroup
     ) -> Iterator[tuple[list[int], KVCache]]:
         skip = len(group.shared)
-        start = self.read_batch([group.shared]) if skip else None
-        own = [len(prompts[row]) - skip for row in group.rows]
-        most = max(1, self.room // (skip + max(own) + _HEADROOM))
+        if skip and group.shared != self._shared[0]:
+            self._shared = ((), None)  # gone before the next is read
+            self._shared = (group.shared, self.read_batch([group.shared]))
+        start = self._shared[1] if skip else None
+        own = np.array([len(prompts[row]) - skip for row in group.rows])
+        most = max(1, self.room // (skip + int(own.max()) + _HEADROOM))
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * max(len(prompts[row]) - skip for row in rows)
@@ -223,8 +230,11 @@ class PromptReader:
         def run(rows: Sequence[int]) -> tuple[list[int], KVCache]:
             return list(rows), self.read_batch([prompts[row] for row in rows], start=start)
 
-        for places in token_budget_batches(own, self._back_off.budget, max_rows=most):
-            yield from self._back_off.run([group.rows[place] for place in places], size, run)
+        batches = batching.group_by_length(own, self._cost)
+        for places in sorted(batches, key=lambda places: -own[places].max()):
+            rows = [group.rows[place] for place in reversed(places)]
+            for first in range(0, len(rows), most):
+                yield from self._back_off.run(rows[first : first + most], size, run)
 
     def read_joined(
         self, prompts: Sequence[Tokens], num_new: int

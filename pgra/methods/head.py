@@ -37,7 +37,7 @@ class Classifier:
     """Decides labels by a head on a frozen LM's states.
 
     classifier = pgra.Classifier("bundled:smollm2-135m", [("I was charged twice.", "billing"), ...])
-    classifier.predict(["Can I get an invoice?"])  # one `pgra.Prediction` each: label, scores
+    classifier.predict(["Can I get an invoice?"])  # for each its `label`, and `scores` by label
 
     Attributes:
         encoder: The LM under its prompt.
@@ -110,11 +110,8 @@ class Classifier:
         places = {label: number for number, label in enumerate(self.labels)}
         targets = np.array([places[label] for label in labels])
         head = fit_head(states, targets, len(self.labels))
-        self.weights, self.stats, self.accuracy = (
-            head.weights,
-            head.stats,
-            float(head.is_right.mean()),
-        )
+        self.weights, self.stats = head.weights, head.stats
+        self.accuracy = float(head.is_right.mean())
         share, count = 100 * self.accuracy, len(targets)
         logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
         return self

@@ -7,6 +7,7 @@ word's logit.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class CausalReranker(PairReranker):
 
 
 def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
-    name = options.causal_reranker.lower()
+    name = Path(options.causal_reranker).name.lower()  # not the folders above it
     known = next((own for part, own in TEMPLATES.items() if part in name), None)
     template, words = options.causal_template, options.causal_words
     if known is not None:

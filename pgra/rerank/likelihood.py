@@ -6,14 +6,14 @@ Sachan et al. 2022, "Improving Passage Retrieval with Zero-Shot Question Generat
 A passage is read once for all queries of a shard that have it as a candidate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
-from pgra.core import Example, Json, Rows
+from pgra.core import Rows
 from pgra.errors import ConfigError
 from pgra.lm.generate import LocalLM
 from pgra.rerank.bank import Advance
@@ -65,15 +65,8 @@ class LikelihoodReranker(PairBankReranker):
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
         return [args.lm]
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return self.with_topic(self.bank.fingerprint)
-
     def release(self) -> None:
         self.lm.release()
-
-    def identify(self, example: Example) -> Mapping[str, Json]:
-        return {"query": example.text}
 
     def read(self, pairs: Pairs, keys: Rows) -> PassagePrompts:
         """Tokenise a shard's passages, and the queries after each; long passages lose their end."""

@@ -105,9 +105,13 @@ class PairBankReranker(ScoringReranker):
         folder = artifact_dir(root, f"{bank_name(source.name)}-pairs", fields)
         self.bank = Bank(folder, fields, inputs=source.inputs)
 
-    @abstractmethod
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return self.with_topic(self.bank.fingerprint)
+
     def identify(self, example: Example) -> Mapping[str, Json]:
         """Return what a query's pairs depend on, besides the passage."""
+        return {"query": example.text}
 
     @abstractmethod
     def read(self, pairs: Pairs, keys: Rows) -> Any:
@@ -155,7 +159,8 @@ class PairBankReranker(ScoringReranker):
 
     def score_texts(self, queries: Sequence[Example], documents: Sequence[str]) -> Scores:
         """Score each document for each query, (B, n) float32; nothing is kept."""
-        self.corpus: Any = GivenTexts(documents)
+        given: Any = GivenTexts(documents)
+        self.corpus = given
         rows = np.tile(np.arange(len(documents)), (len(queries), 1))
         pairs, bar = self.pairs(queries, rows), Bar(total=rows.size, desc="score", unit="pair")
         with bar, torch.inference_mode():
@@ -222,10 +227,6 @@ class PairReranker(PairBankReranker):
     def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Score pairs by `self.model`, (B,); `batch` is what `encode` gave, padded, each (B, L)."""
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return self.with_topic(self.bank.fingerprint)
-
     @cached_property
     def model(self) -> Any:
         """The model, loaded at its first use; missing weights are a ModelError."""
@@ -237,9 +238,6 @@ class PairReranker(PairBankReranker):
 
     def release(self) -> None:
         vars(self).pop("model", None)
-
-    def identify(self, example: Example) -> Mapping[str, Json]:
-        return {"query": example.text}
 
     def read(self, pairs: Pairs, keys: Rows) -> list[Tokens]:
         at = pairs.find(keys)

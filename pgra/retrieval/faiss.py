@@ -296,7 +296,6 @@ class Rescored:
 # An index of a corpus' vectors: made, measured, written, and opened again.
 
 
-INDEX_FILE = "index.faiss"
 # Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768.
 MAX_TRAINING_ROWS = 262_144
 _ROWS_A_LIST = 39  # the fewest that FAISS wants; an IVF of more lists than 6,721 is trained on more

@@ -9,7 +9,8 @@ from pgra.core import Candidates, Context, Example
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts import PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptTemplate
+from pgra.rerank import open_reranker
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.reranker import Reranker
 
@@ -40,6 +41,20 @@ def over_corpus(
     )
     encoder = PromptedEncoder(opened, prompt)
     return Reranker(encoder, similarity=args.similarity).over(request)
+
+
+def of_pairs(name, options, corpus, root, device="cpu", **changes):
+    """Open a reranker that reads query and passage together; `changes` are its other arguments."""
+    changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
+    return open_reranker(
+        RerankRequest(
+            args=RerankArguments(reranker=name, **changes),
+            prompt=FewShotPrompt(PromptTemplate("{text}")),
+            corpus=corpus,
+            context=Context(artifacts=root, device=device),
+            options=options,
+        )
+    )
 
 
 def run(reranker, queries=QUERIES, rows=ROWS):

@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from small_reranking import QUERIES, ROWS
+from small_reranking import QUERIES, ROWS, of_pairs
 from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
-from pgra.prompts import FewShotPrompt, PromptTemplate
-from pgra.rerank import RerankRequest, open_reranker
-from pgra.rerank.base import RerankArguments
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
 PAIRS = [
@@ -28,20 +24,9 @@ PAIRS = [
 
 @pytest.fixture
 def start(corpus, cross_encoder_dir, tmp_path):
-    def start(folder=cross_encoder_dir, tokens=None, device="cpu", **changes):
-        changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
-        args = RerankArguments(reranker="cross-encoder", **changes)
-        return open_reranker(
-            RerankRequest(
-                args=args,
-                prompt=FewShotPrompt(PromptTemplate("{text}")),
-                corpus=corpus,
-                context=Context(artifacts=tmp_path / "artifacts", device=device),
-                options=CrossEncoderArguments(
-                    cross_encoder=str(folder), cross_encoder_tokens=tokens
-                ),
-            )
-        )
+    def start(folder=cross_encoder_dir, tokens=None, **changes):
+        options = CrossEncoderArguments(cross_encoder=str(folder), cross_encoder_tokens=tokens)
+        return of_pairs("cross-encoder", options, corpus, tmp_path / "artifacts", **changes)
 
     return start
 

@@ -8,7 +8,7 @@ from conftest import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AttentionInterface, AutoModel
+from transformers import AutoModel
 
 from pgra.lm import kernels
 from pgra.lm.kernels import (
@@ -23,7 +23,6 @@ from pgra.reader.fid import FusionReader
 
 HEADS, KEY_HEADS, WIDTH, S = 4, 2, 8, 11
 LAYER = SimpleNamespace(layer_idx=1, is_causal=True, num_key_value_groups=HEADS // KEY_HEADS)
-STOCK = AttentionInterface()["sdpa"]
 few = settings(max_examples=12, derandomize=True, deadline=None)
 
 

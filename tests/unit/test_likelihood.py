@@ -1,18 +1,15 @@
-"""Likelihood and causal rerankers against stock calls of transformers and sentence-transformers."""
+"""Likelihood and causal rerankers against stock calls of transformers."""
 
 import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from small_reranking import QUERIES, ROWS
+from small_reranking import QUERIES, ROWS, of_pairs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pgra
-from pgra.core import Context
 from pgra.errors import ConfigError
-from pgra.prompts import FewShotPrompt, PromptTemplate
-from pgra.rerank import RerankRequest, open_reranker
-from pgra.rerank.base import CausalRerankerArguments, LikelihoodArguments, RerankArguments
+from pgra.rerank.base import CausalRerankerArguments, LikelihoodArguments
 
 ASKED = "Is {passage} an answer to {query}? It is"
 
@@ -21,16 +18,7 @@ ASKED = "Is {passage} an answer to {query}? It is"
 def start(corpus, tmp_path):
     def start(options, **changes):
         name = "causal" if isinstance(options, CausalRerankerArguments) else "likelihood"
-        changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
-        return open_reranker(
-            RerankRequest(
-                args=RerankArguments(reranker=name, **changes),
-                prompt=FewShotPrompt(PromptTemplate("{text}")),
-                corpus=corpus,
-                context=Context(artifacts=tmp_path / "artifacts", device="cpu"),
-                options=options,
-            )
-        )
+        return of_pairs(name, options, corpus, tmp_path / "artifacts", **changes)
 
     return start
 
