@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.artifacts import write_text
 from pgra.commands.common import about, quiet_libraries, say
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _PAGE_SAMPLES = 100  # queries of a task that a page shows
+_FIGURES = (".pdf", ".png", ".svg")
 
 
 @dataclass(kw_only=True)
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError("samples are shown, not written: leave out --samples or --output")
         say("\n\n".join(show_samples(groups, args.samples)))
         return 0
+    for name in args.output:  # before anything is written
+        choose("ending of --output", Path(name).suffix, (".html", *FORMATS, *_FIGURES))
     studies = _compare(groups, args)
     for path in map(Path, args.output):
         if path.suffix == ".html":

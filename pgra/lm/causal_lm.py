@@ -69,7 +69,7 @@ class CausalLM:
         Raises:
             ConfigError: If an option would change a loaded model, there is no such layer, or words
                 are wanted from an earlier one.
-            ModelError: If it cannot be found.
+            ModelError: If it cannot be found, or is an encoder-decoder.
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
         named = {f"lm_{option}": value for option, value in how.items()}
@@ -88,6 +88,10 @@ class CausalLM:
             self.source = load.loaded_source(lm, self.how.lm)
             self.config = copy.deepcopy(lm.config)
             self._check_loaded(device, layer)
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise ModelError(
+                f"'{self.how.lm}' is an encoder-decoder, not a causal LM: give a GPT, Llama, ..."
+            )
         self.layer = load.cut_layers(self.config, layer, self.how.lm)
         if tokenizer is None:
             tokenizer = load.load_tokenizer(self.source, self.config)
