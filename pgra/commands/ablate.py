@@ -154,10 +154,12 @@ def _describe_best(runs: "Sequence[GridRun]") -> str:
     rows: list[dict[str, float | str | None]] = []
     for task in dict.fromkeys(str(run.args.data.task) for run in runs):
         own = {
-            run.point.name: float(read_object(run.args.folder / TRAINING_FILE)["value"])
+            run.point.name: read_object(run.args.folder / TRAINING_FILE)["value"]
             for run in runs
             if run.args.data.task == task
         }
+        if None in own.values():
+            return "the dev set was not measured: give --eval_steps"
         best = max(own, key=lambda name: own[name])  # the first of equals
         printed = {f"{name} (paper)": values.get(task) for name, values in paper.items()}
         rows.append({"task": task, "best point": best, "dev": own[best], **printed})

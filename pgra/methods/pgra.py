@@ -242,6 +242,8 @@ class Pgra(Method):
             arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
             fingerprints=self.fingerprints,
         )
+        if self.stages.depth:
+            self.stages.reranker.save(folder / READER_FOLDER)
         write_record(folder / READER_FOLDER, record)
 
     def finish(self, folder: Path) -> None:
@@ -354,7 +356,7 @@ def _open_recorded(
     is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
     exemplars = Stages.read(args, context).exemplars if is_own else None
     made: Mapping[str, Any] = record.fingerprints
-    reference = Reference(made=made["reranker"])
+    reference = Reference(made=made["reranker"], folder=home)
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     check = partial(
         check_fingerprint,

@@ -4,11 +4,14 @@ A reranker of your own (`--reranker module:Class`) derives from `BaseReranker` a
 `fingerprint` and `rerank`; all else has defaults. `examples/add_reranker.py` is one.
 """
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,6 +30,13 @@ if TYPE_CHECKING:
     from pgra.prompts import FewShotPrompt
 
 
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+_HEAD_EXAMPLES = 8  # of each label
+_WHITENED_QUERIES = 32  # which give a column's mean and spread
+
+
 @dataclass(kw_only=True)
 class RerankArguments(StateArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
@@ -43,17 +53,21 @@ class RerankArguments(StateArguments):
         16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0, is_common=True
     )
     similarity: str = arg(
-        "dot",
+        AUTO,
         "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
         "whitened_cosine, head (the chance of one label, by a logistic head learnt from the "
         "training examples), or module:Class: these are fitted to up to 2,000 passages and "
         "training queries. Without data: calibrated (less the state of texts without content, "
-        "then cosine).",
+        "then cosine). auto: head, where each label has 8 training examples beside those in the "
+        "prompt; else whitened_cosine, calibrated with under 32 examples, cosine where each query "
+        "has its own exemplars.",
         is_open=True,
+        is_common=True,
     )
-    topic_weight: float = arg(
-        0.0,
-        "Weight of the first stage's scores beside the second's, both standardised by query.",
+    topic_weight: float | None = arg(
+        None,
+        "Weight of the first stage's scores beside the second's, both standardised by query; "
+        "default: 1 where auto takes head, else 0.",
         least=0,
         below=math.inf,
     )
@@ -80,7 +94,7 @@ class RerankArguments(StateArguments):
         if not self.per_query:
             return
         Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
-        if self.similarity not in ("cosine", "dot"):  # the others are fitted
+        if self.similarity not in (AUTO, "cosine", "dot"):  # the others are fitted
             raise ConfigError(
                 f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"
             )
@@ -89,6 +103,19 @@ class RerankArguments(StateArguments):
     def per_query(self) -> bool:
         """Whether each query has exemplars of its own, as from all classes from outside."""
         return self.exemplars not in DRAWN_EXEMPLARS
+
+    def chosen(self, reference: "Reference") -> "RerankArguments":
+        """Return the same with what `auto` stands for, given a task's training queries."""
+        made = reference.made or {}
+        if self.similarity != AUTO or self.reranker != "prompted":
+            return replace(self, topic_weight=self.topic_weight or 0.0)
+        if "similarity" in made:  # an earlier run's
+            weight: Any = made.get("topic_weight", 0.0)
+            return replace(self, similarity=str(made["similarity"]), topic_weight=weight)
+        name = "cosine" if self.per_query else choose_similarity(reference)
+        weight = float(name == "head") if self.topic_weight is None else self.topic_weight
+        logger.info("reranker: --similarity %s --topic_weight %g (auto)", name, weight)
+        return replace(self, similarity=name, topic_weight=weight)
 
 
 @dataclass(kw_only=True)
@@ -171,12 +198,22 @@ class Reference:
     """The task's part in a reranker that is fitted to it.
 
     `queries` are the training queries without those in the prompt, `words` the word of each label.
-    `made` is the reranker's fingerprint in an earlier run, to be used again without the queries.
+    `made` is the reranker's fingerprint in an earlier run, to be used again without the queries,
+    `folder` that of the run's reader, which has what `BaseReranker.save` left.
     """
 
     queries: Sequence[Example] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, Json] | None = None
+    folder: Path | None = None
+
+
+def choose_similarity(reference: Reference) -> str:
+    """Return what works best (docs/worth.md) with a task's training queries."""
+    counts = Counter(example.label for example in reference.queries)
+    if reference.words and min(counts[label] for label in reference.words) >= _HEAD_EXAMPLES:
+        return "head"
+    return "whitened_cosine" if len(reference.queries) >= _WHITENED_QUERIES else "calibrated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +221,7 @@ class RerankRequest:
     """The second stage that is asked for.
 
     Attributes:
+        args: With what `auto` stands for.
         options: The reranker's own `Arguments`; None where it declares none.
         exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
         reference: The task's part in a reranker that is fitted to it.
@@ -196,6 +234,9 @@ class RerankRequest:
     options: _Arguments | None = None
     exemplars: "NearestExemplars | None" = None
     reference: Reference = Reference()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", self.args.chosen(self.reference))
 
 
 @dataclass(frozen=True)
@@ -280,6 +321,9 @@ class BaseReranker(ABC):
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int | None:  # noqa: ARG002
         """Count the texts that `prepare` would read; None where that is not known."""
         return None
+
+    def save(self, folder: Path) -> None:  # noqa: B027 (most are fitted to nothing)
+        """Write what it was fitted to into a reader's folder, which may go elsewhere."""
 
     def release(self) -> None:  # noqa: B027 (most hold nothing large)
         """Free models, which are loaded again when they are next needed."""

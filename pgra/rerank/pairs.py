@@ -97,7 +97,7 @@ class PairBankReranker(ScoringReranker):
     ) -> None:
         """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
-        self.topic_weight = request.args.topic_weight
+        self.topic_weight = request.args.topic_weight or 0.0
         device = choose_device(self.context.device)
         self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
         fields = {**made_of, **self.corpus.fingerprint}

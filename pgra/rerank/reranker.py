@@ -44,6 +44,7 @@ from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_forma
 from pgra.rerank import find_reranker
 from pgra.rerank.bank import Bank, Floats, bank_name, query_key
 from pgra.rerank.base import (
+    AUTO,
     BaseReranker,
     CausalRerankerArguments,
     CrossEncoderArguments,
@@ -52,6 +53,7 @@ from pgra.rerank.base import (
     RerankArguments,
     RerankRequest,
     ScoringReranker,
+    choose_similarity,
 )
 from pgra.rerank.pairs import GivenTexts, NeighborReranker, PairBankReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
@@ -115,7 +117,9 @@ class Reranker(ScoringReranker):
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
             similarity: As `--similarity`: dot (the paper's), cosine, calibrated; those that are
-                fitted (whitened, whitened_cosine, head) need `fit` first.
+                fitted (whitened, whitened_cosine, head) need `fit` first. auto: head, fitted to
+                `examples` alone unless `fit` is called, if there are eight of each label that the
+                prompt does not show; else calibrated.
             lm_layer: Layer whose states are compared: "last", its number, or a share such as 0.6.
             device: Where the LM runs.
             dtype: Of its weights.
@@ -130,7 +134,6 @@ class Reranker(ScoringReranker):
                 for a text, or the LM cannot be used.
             ValueError: If neither task nor template is given.
         """
-        self.similarity, self._class = similarity, find_similarity(similarity)
         self._pairs = None
         if by != "states":
             self._pairs = _open_pairs(by, str(lm), template, device=device, dtype=dtype)
@@ -157,6 +160,11 @@ class Reranker(ScoringReranker):
         self.encoder = lm
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._kept: dict[int, Floats] = {}
+        self._fits_itself = similarity == AUTO
+        if similarity == AUTO:
+            found = choose_similarity(Reference(self._rest, self._words))
+            similarity = found if found == "head" else "calibrated"
+        self.similarity, self._class = similarity, find_similarity(similarity)
         self._fitted: Fitting | None = None
         if not self._class.is_fitted:
             self._fitted = Fitting(similarity, Reference(), num_rows=0)
@@ -211,6 +219,8 @@ class Reranker(ScoringReranker):
             states = self._states(fitting.queries())
             fitting.fit_states(states[:0], states)
             self._fitted = fitting
+        if self._fitted is None and self._fits_itself:
+            self.fit([example.text for example in self._rest])
         if self._fitted is None:
             raise ValueError(
                 f"similarity '{self.similarity}' is fitted to documents and training queries: "
@@ -335,7 +345,7 @@ class Reranker(ScoringReranker):
         """
         self._check_states()
         other, source = copy.copy(self), self.encoder.lm.source
-        other.topic_weight = request.args.topic_weight
+        other.topic_weight = request.args.topic_weight or 0.0
         other.corpus, other.context = request.corpus, request.context
         other.shard_rows = batch_budget(request.args.bank_shard_rows, self.encoder.lm.device)
         made_of, name = self.encoder.fingerprint, bank_name(source.name)  # whatever the corpus
@@ -388,6 +398,9 @@ class Reranker(ScoringReranker):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         return self.with_topic(self.fitting.fingerprint)
+
+    def save(self, folder: Path) -> None:
+        self.fitting.save(folder)
 
     def release(self) -> None:
         self.encoder.release()

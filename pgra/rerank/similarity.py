@@ -26,11 +26,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
 
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, column_stats, fit_head
@@ -264,6 +265,7 @@ _STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
 KEPT_SETTINGS = ("similarity_sample", "similarity_fit")  # in a fingerprint
+FIT_FILE = "similarity.safetensors"  # in a reader's folder
 
 
 class Fitting:
@@ -291,7 +293,7 @@ class Fitting:
             ConfigError: If the name is unknown, or texts are too few.
         """
         self.name, self._class = name, find_similarity(name)
-        self._num_rows, self._made = num_rows, reference.made
+        self._num_rows, self._kept = num_rows, reference.folder and reference.folder / FIT_FILE
         labelled = sorted(reference.queries, key=lambda example: str(example.label))
         by_key = {query_key(example): example for example in labelled}
         drawn = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
@@ -322,19 +324,12 @@ class Fitting:
         """Whether nothing is left to measure."""
         if not self._class.is_fitted or self.folder is None:
             return not self._class.is_fitted
+        if self._kept is not None:
+            return True
         return find_fault(self.folder, stage=_STAGE, fingerprint=self.fingerprint) is None
 
     def rows(self) -> Rows:
-        """Return the passages whose states it has yet to measure, sorted.
-
-        Raises:
-            ArtifactError: If an earlier run's fit is missing.
-        """
-        if self._made is not None and not self.is_ready:
-            raise ArtifactError(
-                f"{self.folder} is not whole, what similarity '{self.name}' was fitted to: restore "
-                "it, or give the run's pgra train command again, which makes it anew"
-            )
+        """Return the passages whose states it has yet to measure, sorted."""
         return draw_keys(np.arange(0 if self.is_ready else self._num_rows))
 
     def queries(self) -> list[Example]:
@@ -343,7 +338,7 @@ class Fitting:
 
     def fit(self, bank: Bank, query_bank: Bank) -> None:
         """Fit to the states of `rows` and `queries`, from their banks, unless that was done."""
-        if not self._class.is_fitted:
+        if not self._class.is_fitted or self._kept is not None:
             return
 
         def measure(aside: Path) -> Mapping[str, Json]:
@@ -366,11 +361,18 @@ class Fitting:
         )
         self.similarity = self._class.fit(sample)
 
+    def save(self, folder: Path) -> None:
+        """Write the fit, if there is one, into a reader's folder."""
+        if self._class.is_fitted:
+            save_file(vars(self.similarity), folder / FIT_FILE)
+
     @cached_property
     def similarity(self) -> Similarity:
         """The fitted similarity; if its files are missing or damaged, that is an ArtifactError."""
         if not self._class.is_fitted:
             return self._class()
+        if self._kept is not None:
+            return self._class(**load_file(self._kept))
         assert self.folder is not None
         names = [field.name for field in fields(self._class)]
         return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})

@@ -73,11 +73,8 @@ def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
     assert answer["prediction"] == row["prediction"]
     for ours, theirs in zip(answer["evidence"], row["evidence"], strict=True):
         assert (ours["row"], ours["score"]) == (theirs["row"], pytest.approx(theirs["score"]))
-    shutil.rmtree(bench.artifacts / "similarities")
+    shutil.rmtree(bench.artifacts / "similarities")  # the reader has it
     shutil.rmtree(bench.artifacts / "indexes")
-    refused = ask(fitted, row["text"])
-    assert "is not whole, what similarity 'head' was fitted to: " in refused.error
-    bench.make(name, **changes)  # as the message says
     assert answers(fitted, row["text"]) == [answer]
 
 

@@ -31,7 +31,7 @@ def over_corpus(
     """Open a reranker of an LM's folder on a corpus; `how` are its arguments."""
     prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
     opened = CausalLM(str(lm), device="cpu", dtype=dtype, with_head=True)
-    args = RerankArguments(**{"bank_shard_rows": 5, **how})
+    args = RerankArguments(**{"bank_shard_rows": 5, "similarity": "dot", **how})
     request = RerankRequest(
         args=args,
         prompt=prompt,

@@ -92,7 +92,7 @@ def test_a_task_of_two_inputs_takes_mappings(make):
         {"sentence1": text, "sentence2": "A film.", "label": name}
         for text, name in zip(SENTENCES[:2], Task.load("rte").labels, strict=True)
     ]
-    reranker = make(task="rte", examples=shots)
+    reranker = make(task="rte", examples=shots, similarity="dot")
     query = {"sentence2": "The sea was calm.", "sentence1": "The boats came home."}
     prompt = reranker.prompt
     encoder = PromptedEncoder(reranker.encoder.lm, prompt)
@@ -132,3 +132,20 @@ def test_an_open_lm_is_taken(make, lm_dirs):
     )
     with pytest.raises(ConfigError, match="the LM is open already"):
         pgra.Reranker(lm, task="sst2", examples=SHOTS, lm_layer=1)
+
+
+def test_auto_is_head_where_each_label_has_eight_examples_else_calibrated(make):
+    names = Task.load("sst2").labels
+    many = [
+        (f"{text} {at}", label)
+        for at in range(8)
+        for text, label in zip(SENTENCES, names, strict=False)
+    ]
+    ours = make(examples=many, num_exemplars=0, similarity="auto")
+    texts = [text for text, _ in many]
+    told = make(examples=many, num_exemplars=0, similarity="head").fit(texts)
+    np.testing.assert_array_equal(ours.score(TWO, SENTENCES), told.score(TWO, SENTENCES))
+    few = make(examples=many[:-1], num_exemplars=0)
+    fewer = make(examples=many[:-1], num_exemplars=0, similarity="calibrated")
+    np.testing.assert_array_equal(few.score(TWO, SENTENCES), fewer.score(TWO, SENTENCES))
+    assert np.abs(few.score(TWO, SENTENCES) - ours.score(TWO, SENTENCES)).max() > 1e-3

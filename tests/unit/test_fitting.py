@@ -8,10 +8,11 @@ import pytest
 from conftest import SENTENCES
 from small_reranking import TRAIN, TWO, WORDS, over_corpus, run
 
-from pgra.core import log_softmax
+from pgra.core import Example, log_softmax
 from pgra.errors import ConfigError
 from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
+from pgra.rerank.base import RerankArguments
 from pgra.rerank.head import affine, fit_head
 
 FITTED = ["head", "whitened", "whitened_cosine"]
@@ -34,6 +35,21 @@ def start(lm_dirs, corpus, tmp_path):
         return over_corpus(lm_dirs["opt"], corpus, tmp_path / where, **how)
 
     return start
+
+
+@pytest.mark.parametrize(("count", "name", "weight"), [(16, "head", 1), (15, "calibrated", 0)])
+def test_auto_takes_head_where_each_label_has_eight(count, name, weight):
+    labels = list(WORDS)
+    many = [Example(f"train-{i}", {"text": f"{i}"}, labels[i % 2]) for i in range(count)]
+    chosen = RerankArguments().chosen(Reference(many, WORDS))
+    assert (chosen.similarity, chosen.topic_weight) == (name, weight)
+    assert RerankArguments(topic_weight=0.5).chosen(Reference(many, WORDS)).topic_weight == 0.5
+    assert RerankArguments(similarity="dot").chosen(Reference(many, WORDS)).similarity == "dot"
+    unlabelled = RerankArguments().chosen(Reference([Example(f"{i}", {}) for i in range(32)]))
+    assert unlabelled.similarity == "whitened_cosine"
+    made = {"similarity": "head", "topic_weight": 2.0}  # of the run that is opened again
+    again = RerankArguments().chosen(Reference(made=made))
+    assert (again.similarity, again.topic_weight) == ("head", 2)
 
 
 def by_row(found):
