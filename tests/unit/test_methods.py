@@ -25,9 +25,22 @@ def few(method, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted({*METHODS} - {"icl", "kate"}))
-def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "writes"),
+    [
+        *((name, False) for name in sorted({*METHODS} - {"icl", "kate"})),
+        *((name, True) for name in ("exhaustive", "fid", "pgra", "plain", "rag", "ralm")),
+    ],
+)
+def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(
+    args, review_files, tmp_path, method, writes
+):
     folder = tmp_path / "run"
+    if writes:  # the same texts as questions, and the labels as their answers
+        for path in review_files.values():
+            text = path.read_text().replace('"text"', '"question"').replace("label", "answers")
+            path.write_text(text)
+        args = having(args, task="webquestions")
     args = with_retriever(args, retriever="hybrid") if method == "fid" else args
     mine = run_of(args, method, folder, **few(method))
     done = run(mine)
