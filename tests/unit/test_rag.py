@@ -98,16 +98,13 @@ def test_the_text_that_is_written_is_the_likeliest_over_all_evidence(
     reader = RagReader(plain.module.model, encoder, 3).eval()
     reader.model.generation_config.max_new_tokens = 3
     chosen, best = choose_evidence(reader, inputs)
-    drafts, alone = plain.write(chosen.alone()), chosen.alone()
-    found = []
-    for first, weights in zip((0, 3), best.scores, strict=True):
+    drafts, found = plain.write(chosen.alone()), []
+    for first, segments, weights in zip((0, 3), chosen.segments, best.scores, strict=True):
+        packed = pack_segments([(one,) for one in segments], pad_token_id=0, cost=COST)
         totals = {}
         for text in drafts[first : first + 3]:
-            ids = torch.tensor([tokenizer(text).input_ids])
-            parts = [pack_segments([alone[first + i].segments], pad_token_id=0, cost=COST)
-                     for i in range(3)]  # fmt: skip
-            logs = [float(reader.score_labels(part, ids)) for part in parts]
-            totals[text] = sum(np.exp(np.array(logs) + np.maximum(weights, -1e9)))
+            logs = reader.score_labels(packed, torch.tensor([tokenizer(text).input_ids]))[:, 0]
+            totals[text] = float((logs + torch.from_numpy(weights)).exp().sum())
         found.append(max(totals, key=totals.get))
     assert RagClassifier(reader, tokenizer, plain.verbalizer).write(inputs) == found
     assert len(set(drafts[:3])) > 1  # there was a choice
