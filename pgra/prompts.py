@@ -154,8 +154,10 @@ def line_format(
     return PromptFormat(template, words or {})
 
 
-def prompt_template(task: Task) -> PromptTemplate:
-    """Return a task's template as the LM sees it."""
+def prompt_template(task: Task | GenerationTask) -> PromptTemplate:
+    """Return a task's template as the LM sees it; of written answers their frame."""
+    if isinstance(task, GenerationTask):
+        return task_format(task).template
     return PromptTemplate(task.prompt, task.answer, task.inputs)
 
 
@@ -283,7 +285,10 @@ DECODES = ("official", "verbalizer")
 
 @dataclass(frozen=True)
 class Verbalizer:
-    """Label to word and back; of the reader's template only the slot matters."""
+    """Label to word and back; of the reader's template only the slot matters.
+
+    Without `words` answers are written: a label is its own word.
+    """
 
     words: Mapping[str, str]
     template: str
@@ -301,13 +306,16 @@ class Verbalizer:
 
     def target_text(self, label: str) -> str:
         """Return the reader's target for a label."""
-        word = self.words[label]
+        word = self.words[label] if self.words else label
         return f"{SLOT} {word} {SLOT_END}" if self.has_slot else word
 
-    def target_ids(self, tokenizer: Any) -> list[list[int]]:
-        """Tokenise every label's target, end of sentence included, in the order of labels."""
-        texts = [self.target_text(label) for label in self.labels]
-        return [list(ids) for ids in tokenizer(texts).input_ids]
+    def target_ids(self, tokenizer: Any, labels: Sequence[str] | None = None) -> list[list[int]]:
+        """Tokenise every label's target, end of sentence included, in the order of labels.
+
+        Where answers are written, `labels` are these.
+        """
+        texts = [self.target_text(label) for label in labels or self.labels]
+        return [list(ids) for ids in tokenizer(texts).input_ids] if texts else []
 
     def label_of_word(self, text: str) -> str | None:
         """Return the label whose word equals a generated text, None if there is none.

@@ -115,8 +115,9 @@ def write_card(run: Path) -> None:
     arguments = _without_folders(read_object(run / ARGUMENTS_FILE))
     method, task, metric = identity["method"], metrics["task"], metrics["metric"]
     repo, at, _ = str(identity["reader_weights"]).partition("@")
+    kind = "text-classification" if identity["labels"] else "question-answering"
     result = EvalResult(
-        task_type="text-classification",
+        task_type=kind,
         dataset_type=arguments["data"]["dataset_name"] or task,
         dataset_name=task,
         dataset_split=metrics["split"],
@@ -126,7 +127,7 @@ def write_card(run: Path) -> None:
     data = ModelCardData(  # the licence is left to the base model's
         base_model=repo if at else None,  # of the hub
         library_name="transformers",
-        pipeline_tag="text-classification",
+        pipeline_tag=kind,
         tags=["pgra", method],
         metrics=[metric],
         model_name=f"{task}-{method}",

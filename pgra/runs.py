@@ -543,10 +543,18 @@ def measure_run(
 def _nothing_learnt(
     method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
 ) -> list[str]:
-    """Return notes on a split, and on the dev set, where one label alone would do as well."""
+    """Return notes where all answers are one or wrong, or one label alone would do as well."""
     data, metric = method.data, method.data.metric
+    said, n = {each.label for each in decided.predictions}, len(decided.predictions)
+    notes = [f"all {n} predictions are '{min(said):.60}'"] if len(said) == 1 < n else []
+    pairs = zip(decided.predictions, data.examples(split), strict=True)
+    if decided.values is not None:
+        is_wrong = decided.values[metric] == 0
+    else:
+        is_wrong = all(each.label != example.label for each, example in pairs)
+    notes += [f"none of the {n} predictions is right"] if is_wrong and n > 1 else []
     if decided.values is not None or len(data.labels) < 2:
-        return []
+        return notes
     truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
     predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
     measured = {split: measure(metric, truth[split], predicted, names)[metric]}
@@ -556,8 +564,8 @@ def _nothing_learnt(
         no_better_than_one_label(name, metric, value, truth[name], data.labels)
         for name, value in measured.items()
     ]
-    notes = [note for note in found if note is not None]
-    if notes and method.args.trains:
+    notes += [note for note in found if note is not None]
+    if any(found) and method.args.trains:
         rate = f"--learning_rate ({method.args['training'].learning_rate:g})"
         notes[-1] += f": try another {rate}, more --max_steps or more training examples"
     return notes
@@ -599,7 +607,7 @@ def evaluate_run(
     method = open_method(args, _context_of(args, context))
     free = {each for name in changes or {} for each in (name, f"reader.{name}")}
     if target != folder:
-        free |= {split, f"candidates/{split}", f"evidence/{split}"}
+        free |= {"answers", split, f"candidates/{split}", f"evidence/{split}"}
     check_same_inputs(folder, identity(method), free=free)  # before the long stages
     method.prepare((split,))
     check_same_inputs(folder, identity(method), free=free)

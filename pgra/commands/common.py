@@ -181,10 +181,13 @@ def show_metrics(run: "Run") -> str:
     values = run.metrics
     between = values["interval_95"]
     interval = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
+    more = {n: v for n, v in values["metrics"].items() if n == "f1" or "@" in n}  # of questions
     lines = [
         f"{run.folder}: {values['task']} {values['split']} {values['metric']} "
         f"{values['value']:.4f} ({interval}n = {values['n']}, "
-        f"seed {values['seed']})" + (" (reused)" if run.reused else "")
+        f"seed {values['seed']})"
+        + "".join(f", {name} {value:.4f}" for name, value in more.items())
+        + (" (reused)" if run.reused else "")
     ]
     return "\n".join([*lines, *(f"note: {note}" for note in values["notes"])])
 

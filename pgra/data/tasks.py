@@ -27,7 +27,7 @@ from pgra.config import (
 from pgra.data.text import word_key
 from pgra.errors import ConfigError
 
-WrittenMetric = Literal["exact_match", "bleu", "parent"]
+WrittenMetric = Literal["exact_match", "f1", "bleu", "parent"]
 SPLITS = ("train", "validation", "test")
 # Metrics of labels; any `module:function` of type `pgra.report.metrics.Metric` will do too.
 METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
@@ -219,15 +219,16 @@ class Task(_Sourced):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationTask(_Sourced):
-    r"""A task whose answer an LM writes.
+    r"""A task whose answer is written, by an LM or a trained reader; it has no labels.
 
-    Prompt formats and numbers of exemplars are KATE's (Liu et al. 2022, section 3.2, Table 11).
+    Prompt formats and numbers of exemplars are KATE's (Liu et al. 2022, section 3.2, Table 11). A
+    reader learns to write an example's first answer.
 
     Attributes:
         kind: How rows are read: "question" (text fields and answers), "totto" or "fetaqa". A
             table's input is "table", and "question" of FeTaQA.
-        frame: How fields are shown, up to the answer: "Q: {question}\nA:". In an exemplar a space,
-            the answer and a blank line follow.
+        frame: How an LM sees fields, up to the answer: "Q: {question}\nA:". In an exemplar a
+            space, the answer and a blank line follow.
         metrics: The headline first.
         max_new_tokens: Most tokens of an answer.
         stop: Where an answer ends.
@@ -236,6 +237,9 @@ class GenerationTask(_Sourced):
     folder = "generation"
     target = ANSWERS
     file_kinds = ("jsonl",)
+    labels: ClassVar[tuple[str, ...]] = ()
+    prompt_words: ClassVar[Mapping[str, str]] = {}
+    reader_words: ClassVar[Mapping[str, str]] = {}
     kind: Literal["question", "totto", "fetaqa"]
     frame: str
     metrics: tuple[WrittenMetric, ...]
@@ -252,6 +256,16 @@ class GenerationTask(_Sourced):
                 raise ConfigError(f"frame does not show the input {{{name}}}")
         if self.frame != self.frame.rstrip():
             raise ConfigError("frame ends in a space: the answer brings its own")
+
+    @property
+    def metric(self) -> str:
+        """The headline metric."""
+        return self.metrics[0]
+
+    @property
+    def reader_text(self) -> str:
+        """How a trained reader sees an example: "question: {question}", as T5 and FiD."""
+        return " ".join(f"{name}: {{{name}}}" for name in self.inputs)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:

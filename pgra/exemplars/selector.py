@@ -257,7 +257,8 @@ def build_prompt(
 ) -> FewShotPrompt:
     """Draw exemplars from a labelled training set, in file order, and write the prefix.
 
-    `words` have the task's order of labels. `num_exemplars` is the paper's m; the method (of
+    `words` have the task's order of labels; without any, where answers are written, "balanced" and
+    "official" are "random". `num_exemplars` is the paper's m; the method (of
     `DRAWN_EXEMPLARS`) "official" takes its own number, 8 to 11 of 8. The seed decides choice and
     order.
 
@@ -273,6 +274,8 @@ def build_prompt(
         )
     rows = range(len(examples))
     groups = group_rows(rows, [e.label for e in examples], list(words))
+    if not words and method in ("balanced", "official"):
+        method = "random"
     drawn = DRAWS[method](rows, groups, num_exemplars, random.Random(seed))
     return PromptFormat(template, words).prompt([examples[row] for row in drawn])
 

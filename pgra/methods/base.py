@@ -10,15 +10,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.examples import DataArguments, load_splits
+from pgra.data.examples import AnsweredExample, DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import (
@@ -29,12 +31,15 @@ from pgra.methods.arguments import (
     decided_by,
 )
 from pgra.reader.arguments import FolderArguments
-from pgra.report.metrics import measure
+from pgra.report.metrics import measure, measure_written
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 
 SPLITS = ("train", "dev", "test")
+_BOOTSTRAP_SEED = 0
+_DRAWS = 2000
+_EXACT = "exact_match"
 
 
 @dataclass
@@ -55,13 +60,13 @@ class TaskData:
 
     @classmethod
     def read(cls, args: RunArguments) -> Self:
-        """Read a task with labels, and its splits.
+        """Read a task and its splits.
 
         Raises:
             ConfigError: If no task is named, or there is none of that name.
             DataError: If the data cannot be read.
         """
-        task = Task.load(task_name(args))
+        task = load_any_task(task_name(args))
         splits = load_splits(task, args.data)
         return cls(task, splits.train, splits.dev, splits.test, splits.notes)
 
@@ -75,30 +80,45 @@ class TaskData:
     @property
     def labels(self) -> tuple[str, ...]:
         """The task's labels; none where answers are written."""
-        return self.task.labels if isinstance(self.task, Task) else ()
-
-    @property
-    def choice(self) -> Task:
-        """The task, where its labels are chosen."""
-        assert isinstance(self.task, Task)
-        return self.task
+        return self.task.labels
 
     @property
     def metric(self) -> str:
-        return self.task.metric if isinstance(self.task, Task) else self.task.metrics[0]
+        return self.task.metric
+
+    def labelled(self) -> Self:
+        """Return itself; a ConfigError where answers are written."""
+        if isinstance(self.task, GenerationTask):
+            raise ConfigError(
+                f"task '{self.task.name}' has no labels, which this method decides: its answers "
+                "are written by kate, plain, fid, random, exhaustive, rag, ralm and pgra"
+            )
+        return self
 
     def examples(self, split: str) -> list[Example]:
         return list(getattr(self, split))
 
+    def answered(self, split: str) -> list[AnsweredExample]:
+        """Return a split's examples with right answers; none of a task with labels."""
+        return [each for each in getattr(self, split) if isinstance(each, AnsweredExample)]
+
     def measure_dev(self, decided: Sequence[str]) -> dict[str, float]:
         """Return the metric, and those that belong to it, of the dev set's decisions."""
+        if isinstance(self.task, GenerationTask):
+            return dict(measure_written(self.task, decided, self.answered("dev")).values)
         truth = [str(example.label) for example in self.dev]
         return measure(self.metric, truth, decided, self.labels)
 
-    def fingerprint(self, split: str) -> str:
-        """Return a digest of a split's examples and their labels."""
-        examples = self.examples(split)
-        return digest([examples_digest(examples), [example.label for example in examples]])
+    def fingerprints(self, splits: Sequence[str] = SPLITS) -> dict[str, Json]:
+        """Return digests of the splits' examples and labels, and of the test set's answers."""
+        found: dict[str, Json] = {}
+        for split in splits:
+            examples = self.examples(split)
+            labels = [example.label for example in examples]
+            found[split] = digest([examples_digest(examples), labels])
+        if answers := [list(example.answers) for example in self.answered("test")]:
+            found["answers"] = digest(answers)
+        return found
 
 
 @dataclass(frozen=True)
@@ -123,6 +143,40 @@ class Decisions:
     metrics: Mapping[str, Json] = field(default_factory=dict)
     values: Mapping[str, float] | None = None
     interval: Sequence[float] | None = None
+
+
+def measure_answers(
+    task: GenerationTask,
+    asked: Sequence[AnsweredExample],
+    decided: Decisions,
+    more: Mapping[str, Sequence[float]] | None = None,
+) -> Decisions:
+    """Add what is measured on written texts: each example's own values, and all metrics.
+
+    `more` are further measures by name, a fraction an example, (B,).
+    """
+    found = measure_written(task, [prediction.label for prediction in decided.predictions], asked)
+    each = {**found.each, **(more or {})}
+    details: list[Mapping[str, Json]] = []
+    for i, example in enumerate(asked):
+        values = {name: round(own[i], 6) for name, own in each.items()}
+        line: dict[str, Json] = {"answers": list(example.answers)}
+        if _EXACT in values:
+            line["is_right"] = values.pop(_EXACT) == 1
+        line |= values
+        if found.counts:
+            line["bleu_counts"] = list(found.counts[i])
+        if example.table:
+            line["is_overlap"] = example.table.is_overlap
+        details.append({**line, **(decided.details[i] if decided.details else {})})
+    interval = None  # BLEU is of all texts together and has none
+    if task.metric in found.each:
+        own = np.array(found.each[task.metric])
+        generator = np.random.default_rng(_BOOTSTRAP_SEED)
+        rows = generator.integers(len(own), size=(_DRAWS, len(own)))
+        interval = np.percentile(own[rows].mean(axis=1), [2.5, 97.5]).tolist()
+    means = {name: float(np.mean(own)) for name, own in (more or {}).items()}
+    return replace(decided, details=details, values={**found.values, **means}, interval=interval)
 
 
 class Timed:
@@ -170,8 +224,8 @@ class Method(Timed, ABC):
         Raises:
             PgraError: If arguments, data or models cannot be used.
         """
-        self.data = TaskData.read(self.args)
-        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+        self.data = TaskData.read(self.args).labelled()
+        self.fingerprints |= self.data.fingerprints()
 
     def check(self) -> None:
         """Refuse what this run's own arguments cannot do on these examples."""

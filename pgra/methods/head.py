@@ -163,8 +163,8 @@ class HeadMethod(Method):
             DataError: If the data cannot be read.
             ModelError: If the LM cannot be used.
         """
-        data, args = TaskData.read(self.args), self.args["head"]
-        task = data.choice
+        data, args = TaskData.read(self.args).labelled(), self.args["head"]
+        task = data.task
         prompt = build_prompt(
             prompt_template(task),
             data.train,
@@ -179,7 +179,7 @@ class HeadMethod(Method):
             train=[example for example in data.train if example.id not in shown],
             set_aside=[example for example in data.train if example.id in shown],
         )
-        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+        self.fingerprints |= self.data.fingerprints()
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
         self.classifier = Classifier.of(encoder, self.data.labels)
         made_of, name = encoder.fingerprint, f"{bank_name(encoder.lm.source.name)}-queries"

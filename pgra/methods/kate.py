@@ -16,9 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from pgra.artifacts import digest
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
@@ -27,17 +25,14 @@ from pgra.lm import open_lm
 from pgra.lm.base import Advance, LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
-from pgra.methods.base import Decisions, Method, TaskData
+from pgra.methods.base import Decisions, Method, TaskData, measure_answers
 from pgra.progress import Bar
 from pgra.prompts import Fit, Verbalizer, answer_words, fit_prompts, task_format
 from pgra.reader.predict import decide
-from pgra.report.metrics import measure_written, normalize_answer
+from pgra.report.metrics import normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
-_BOOTSTRAP_SEED = 0
-_DRAWS = 2000
-_EXACT = "exact_match"
 # The note of each count that is not 0.
 _NOTES = {
     "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of a query, were "
@@ -106,9 +101,7 @@ class Kate(Method):
         self.pool = ExemplarPool(train, chosen.leak_jaccard)
         self.similarity = open_similarity(chosen, train, root, device=self.context.device)
         self.selector = chosen.open(self.pool, self.similarity)
-        self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
-        if answers := [list(reference.answers) for reference in self.references]:
-            self.fingerprints["answers"] = digest(answers)
+        self.fingerprints |= self.data.fingerprints(("train", "test"))
         if self.icl.decide_by != "vote":
             self.args["completer"].check_named()
             lm = open_lm(self.args["completer"], self.context)
@@ -122,11 +115,6 @@ class Kate(Method):
     def read_data(self) -> TaskData:
         """Read all of train as a pool, and the queries."""
         return TaskData.read_pool(self.args)
-
-    @property
-    def references(self) -> list[AnsweredExample]:
-        """The queries with their right answers, where answers are written; else none."""
-        return [query for query in self.data.test if isinstance(query, AnsweredExample)]
 
     def _fill_in(self) -> None:
         """Fill in what the task and the LM decide where the user does not."""
@@ -207,8 +195,9 @@ class Kate(Method):
         if isinstance(self.lm, RemoteLM):
             paid = {"endpoint": self.lm.describe_spending()}
             decided = replace(decided, metrics={**decided.metrics, **paid})
-        is_measured = self.references and list(examples) == list(self.data.test)
-        return self._with_texts(decided) if is_measured else decided
+        if isinstance(self.data.task, GenerationTask) and list(examples) == list(self.data.test):
+            return measure_answers(self.data.task, self.data.answered("test"), decided)
+        return decided
 
     def _ask(
         self, lm: LanguageModel, queries: Sequence[Example], prompts: Sequence[str]
@@ -306,8 +295,6 @@ class Kate(Method):
             predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
         )
 
-    # The neighbors' vote, and what is measured on texts.
-
     def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Prediction]:
         """Let exemplars vote (KATE's kNN baseline); answers count as equal as in exact match."""
         answers = []
@@ -321,32 +308,6 @@ class Kate(Method):
             scores = {name: shares.get(name, 0.0) for name in self.data.labels}
             answers.append(Prediction(query.id, label, scores))
         return answers
-
-    def _with_texts(self, decided: Decisions) -> Decisions:
-        """Add what is measured on texts: each query's own values, and all metrics."""
-        assert isinstance(self.data.task, GenerationTask)
-        texts = [prediction.label for prediction in decided.predictions]
-        references = self.references
-        found = measure_written(self.data.task, texts, references)
-        details: list[Mapping[str, Json]] = []
-        for i, reference in enumerate(references):
-            values = {name: round(each[i], 6) for name, each in found.each.items()}
-            line: dict[str, Json] = {"answers": list(reference.answers)}
-            if _EXACT in values:
-                line["is_right"] = values.pop(_EXACT) == 1
-            line |= values
-            if found.counts:
-                line["bleu_counts"] = list(found.counts[i])
-            if reference.table:
-                line["is_overlap"] = reference.table.is_overlap
-            details.append({**line, **decided.details[i]})
-        interval = None  # BLEU is of all texts together and has none
-        if self.data.metric in found.each:
-            each = np.array(found.each[self.data.metric])
-            generator = np.random.default_rng(_BOOTSTRAP_SEED)
-            rows = generator.integers(len(each), size=(_DRAWS, len(each)))
-            interval = np.percentile(each[rows].mean(axis=1), [2.5, 97.5]).tolist()
-        return replace(decided, details=details, values=found.values, interval=interval)
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:

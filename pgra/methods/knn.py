@@ -34,7 +34,7 @@ class NearestNeighbors(Method):
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
         stages = Stages.read(self.args, self.context)
-        self.data, self.fingerprints = stages.data, stages.fingerprints
+        self.data, self.fingerprints = stages.data.labelled(), stages.fingerprints
         args, train = self.args["retriever"], self.data.train
         number = args.num_neighbors
         if number is not None and number > len(train):

@@ -22,7 +22,7 @@ from pgra.core import Example
 from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder
 from pgra.methods.arguments import METHODS, RunArguments
-from pgra.methods.base import SPLITS, TaskData
+from pgra.methods.base import TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages
 from pgra.prompts import SLOT, FewShotPrompt, Verbalizer, prompt_template
@@ -59,12 +59,12 @@ class LmBff(Pgra):
 
     def read_data(self) -> None:
         """Read the test set, and draw K and K examples a label of the training file."""
-        whole, count = TaskData.read(self.args), self.args["shots"].num_shots
+        whole, count = TaskData.read(self.args).labelled(), self.args["shots"].num_shots
         shots = draw_shots(whole_train(whole.train, whole.dev), whole.labels, count, self.seed)
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
-        prompt = FewShotPrompt(prompt_template(self.data.choice))
+        prompt = FewShotPrompt(prompt_template(self.data.task))
         self.stages = Stages(self.args, self.context, prompt, self.data)
-        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+        self.fingerprints |= self.data.fingerprints()
         encoder = dict(self._encoder.query_fingerprint)
         self.fingerprints["demonstrations"] = {
             "sets": self.args["shots"].exemplar_sets,

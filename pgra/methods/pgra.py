@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pgra.artifacts import check_fingerprint
-from pgra.core import Context, Example, Json, Scores
-from pgra.data.tasks import Task, check_slots
+from pgra.core import Context, Example, Json, Prediction, Scores
+from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
     ModelSource,
@@ -30,6 +30,7 @@ from pgra.methods.base import (
     Decisions,
     Method,
     TaskData,
+    measure_answers,
     task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
@@ -38,7 +39,7 @@ from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import default_learning_rate
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature
+from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature, written
 from pgra.reader.record import (
     ReaderRecord,
     check_reads_any,
@@ -55,9 +56,9 @@ logger = logging.getLogger(__name__)
 
 
 class Pgra(Method):
-    """Trains a fused T5 on evidence, and decides with it.
+    """Trains a fused T5 on evidence, and decides with it, or writes answers.
 
-    `reader` scores the labels.
+    `reader` scores the labels, or writes.
     """
 
     SECTIONS = METHODS["pgra"].sections
@@ -77,7 +78,7 @@ class Pgra(Method):
     def open(self) -> None:
         if self.COMBINES_SCORES and self.decode != "verbalizer":
             raise ConfigError(f"decode '{self.decode}' is not for method '{self.args.method}'")
-        Task.load(task_name(self.args))  # refuses a wrong name before models are looked for
+        load_any_task(task_name(self.args))  # refuses a wrong name before models are looked for
         self.source = find_model(self.args.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
@@ -121,7 +122,7 @@ class Pgra(Method):
     @cached_property
     def verbalizer(self) -> Verbalizer:
         """The reader's words, and its template: the user's or a profile's, else the task's."""
-        task, template = self.data.choice, self.args.reader.reader_template
+        task, template = self.data.task, self.args.reader.reader_template
         if template is not None:
             check_slots(f"reader_template {template!r}", template, task.inputs)
         return Verbalizer(task.reader_words, template or task.reader_text)
@@ -144,6 +145,8 @@ class Pgra(Method):
             "num_evidence": self.args.rerank.num_evidence,
             "reader_weights": self.source.identity,
         }
+        if isinstance(self.data.task, GenerationTask):
+            named |= {"max_new_tokens": self.data.task.max_new_tokens, "stop": self.data.task.stop}
         if self.args.trains:
             named["num_processes"] = self.context.worker.world
             named |= self.args.training.deciding()
@@ -170,15 +173,17 @@ class Pgra(Method):
     def open_reader(self, trained: Path | None = None) -> None:
         """Open the reader that training starts from, or a trained one from its folder."""
         module = self.load_module(trained).to(choose_device(self.context.device))
+        if isinstance(self.data.task, GenerationTask) and trained is None:  # else it says it itself
+            module.model.generation_config.max_new_tokens = self.data.task.max_new_tokens
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
-    def fit(self, folder: Path) -> Mapping[str, Json]:
+    def fit(self, folder: Path) -> Mapping[str, Json] | None:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
         train, dev = self.inputs("train"), self.inputs("dev")
         self.open_reader()
 
         def evaluate() -> Mapping[str, float]:
-            decided = decide(dev.example_ids, self.score(dev), self.data.labels)
+            decided = self.answer(dev.example_ids, dev)
             return self.data.measure_dev([prediction.label for prediction in decided])
 
         result = fit(
@@ -212,7 +217,7 @@ class Pgra(Method):
 
     def _describe(self, folder: Path) -> None:
         """Fit the temperature on the dev set, and write the reader's record."""
-        if self.decode == "verbalizer":  # else there are no probabilities
+        if self.decode == "verbalizer" and self.data.labels:  # else there are no probabilities
             self.fit_temperature()
         self.write_record(folder)
 
@@ -256,11 +261,20 @@ class Pgra(Method):
         splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
         split = splits[0] if splits and examples else None
         inputs, lines = self.read(examples, split)
-        temperature = self.calibration.temperature
-        ids, labels = [example.id for example in examples], self.verbalizer.labels
-        predictions = decide(ids, self.score(inputs), labels, temperature=temperature)
+        predictions = self.answer([example.id for example in examples], inputs)
         note = self.calibration.note if self.decode == "verbalizer" else None
-        return Decisions(predictions, lines, notes=[note] if note else [])
+        decided = Decisions(predictions, lines, notes=[note] if note else [])
+        if isinstance(self.data.task, GenerationTask) and split:
+            more = self.stages.find_answers(split, lines)
+            return measure_answers(self.data.task, self.data.answered(split), decided, more)
+        return decided
+
+    def answer(self, ids: Sequence[str], inputs: Any) -> list[Prediction]:
+        """Decide the reader's inputs of examples, or write their answers."""
+        if not self.data.labels:
+            return written(ids, self.write(inputs))
+        temperature = self.calibration.temperature
+        return decide(ids, self.score(inputs), self.data.labels, temperature=temperature)
 
     def read(
         self, examples: Sequence[Example], split: str | None
@@ -275,6 +289,11 @@ class Pgra(Method):
         """Return the log-probability of each label, (B, C)."""
         scores: Scores = self.reader.score(inputs, self.context)
         return scores
+
+    def write(self, inputs: Any) -> list[str]:
+        """Return the text that is written for each of the reader's inputs, (B,)."""
+        texts: list[str] = self.reader.write(inputs, self.context)
+        return texts
 
     def sources(self) -> list[str]:
         args, own = self.args, [self.args.reader.model_name_or_path, *super().sources()]
@@ -307,21 +326,34 @@ class Pgra(Method):
         record = read_record(home)
         check_reads_any(record)
         self.args = _recorded_arguments(record, self.args)
-        task = Task(
-            name=record.task,
-            inputs=record.inputs,
-            labels=record.labels,
-            prompt=f"{{{record.inputs[0]}}}",
-            reader_template=record.layout.template,
-            verbalizer=record.words,
-        )
-        self.data = TaskData(task, (), (), ())
+        self.data = TaskData(_recorded_task(record), (), (), ())
         self.verbalizer, self.layout = record.verbalizer, record.layout
         self.calibration, self.source = record.calibration, find_model(str(home))
         self.open_tokenizer()
         self.open_reader(home)
         self.stages = _open_recorded(home, record, self.data, self.args, self.context)
         return True
+
+
+def _recorded_task(record: ReaderRecord) -> Task | GenerationTask:
+    """Return as much of a run's task as its reader and its stages need."""
+    if not record.words:
+        return GenerationTask(
+            name=record.task,
+            inputs=record.inputs,
+            kind="question",
+            frame=" ".join(f"{{{name}}}" for name in record.inputs),
+            metrics=("exact_match",),
+            num_exemplars=0,
+        )
+    return Task(
+        name=record.task,
+        inputs=record.inputs,
+        labels=record.labels,
+        prompt=f"{{{record.inputs[0]}}}",
+        reader_template=record.layout.template,
+        verbalizer=record.words,
+    )
 
 
 def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArguments:
@@ -343,7 +375,7 @@ def _open_recorded(
     home: Path, record: ReaderRecord, data: TaskData, args: RunArguments, context: Context
 ) -> Stages:
     """Open the stages; refuse what is not the run's before anything long begins."""
-    prompt = record.prompt or FewShotPrompt(prompt_template(data.choice))
+    prompt = record.prompt or FewShotPrompt(prompt_template(data.task))
     if not record.num_evidence:  # nothing is searched
         return Stages(args, context, prompt, data)
     if not context.artifacts.is_dir():

@@ -3,6 +3,7 @@
     p(z|x)   = softmax over the best d of k candidates of d(z)'q(x)      (section 2.2)
     p(y|x)   = sum over z of p(z|x) p(y|x,z)                             (RAG-Sequence, section 2.1)
     label    = the one whose words have the largest p(y|x)
+    answer   = of those that single evidence gives, the one with the largest p(y|x)
 
 Reader and query encoder are trained (q gets gradients through p(z|x)); passages' vectors stay the
 index's (section 2.4). The untrained encoder finds the k candidates once; in each step the trained
@@ -259,7 +260,7 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
 
 
 class RagClassifier(T5Classifier):
-    """A `RagReader` that decides a task's labels."""
+    """A `RagReader` that decides a task's labels, or writes answers."""
 
     module: RagReader
 
@@ -272,6 +273,33 @@ class RagClassifier(T5Classifier):
         if isinstance(inputs, PooledInputs):
             inputs, _ = choose_evidence(self.module, inputs)
         return super().score(inputs, context)
+
+    def write(
+        self, inputs: TokenizedInputs, context: Context = ALONE, *, count: int | None = None
+    ) -> list[str]:
+        """Write with each evidence alone, and take the text that is likeliest with all of it.
+
+        RAG-Sequence's thorough decoding (section 2.5), with beams of one.
+        """
+        if isinstance(inputs, PooledInputs):
+            inputs, _ = choose_evidence(self.module, inputs)
+        assert isinstance(inputs, SeparateInputs)
+        drafts, texts, start = super().write(inputs.alone(), context, count=count), [], 0
+        was_training, device = self.module.training, self.module.device
+        pad_token_id, cost = self.tokenizer.pad_token_id, GroupCost.on(device)
+        self.module.eval()
+        for found in inputs.segments:
+            own = slice(start, start := start + len(found))
+            ideas = list(dict.fromkeys(drafts[own]))
+            packed = pack_segments([(s,) for s in found], pad_token_id=pad_token_id, cost=cost)
+            targets = pad_rows(self.tokenizer(ideas).input_ids, IGNORED).to(device)
+            with self.module.deciding():
+                scores = self.module.score_labels(packed.to(device), targets)  # (N, ideas)
+            weights = inputs.log_weights[own, None] if inputs.log_weights is not None else 0.0
+            total = np.logaddexp.reduce(scores.double().cpu().numpy() + weights, axis=0)
+            texts.append(ideas[int(total.argmax())])
+        self.module.train(was_training)
+        return texts
 
 
 class Rag(Pgra):

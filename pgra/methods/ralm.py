@@ -2,6 +2,7 @@
 
     prompt = evidence passages, then the query under the task's template
     label  = the one whose word's tokens have the largest summed log-probability after the prompt
+    answer = what it writes after the prompt, where a task has no labels
 
 As in their figure 2 nothing is trained. Evidence comes from PGRA's stages; with `--num_evidence 0`
 there is none.
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pgra.core import Example, Json, Scores
+from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
@@ -40,16 +42,16 @@ def write_prompt(query: str, evidence: Sequence[str], num_words: int) -> str:
 
 def write_prompts(
     lm: LanguageModel,
-    words: Mapping[str, str],
     names: Sequence[str],
     queries: Sequence[str],
     evidence: Sequence[Sequence[str]],
     *,
     max_tokens: int,
+    num_new_tokens: int,
 ) -> list[str]:
     """Write the prompts of B queries, with as many words of evidence as fit.
 
-    `words` are those that answer, by label, and `max_tokens` the most of a prompt with the longest.
+    A prompt has `max_tokens` at most, with the `num_new_tokens` of the longest answer.
 
     Raises:
         ConfigError: If no query has room for a single word.
@@ -65,14 +67,14 @@ def write_prompts(
         [sum(len(text.split()) for text in texts) for texts in evidence],
         names=names,
         window=min(max_tokens, lm.window),
-        num_new_tokens=count_word_tokens(lm, words),
+        num_new_tokens=num_new_tokens,
         unit="word of evidence",
     )
     return [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
 
 
 class Ralm(Pgra):
-    """Lets a frozen causal LM read evidence and decide."""
+    """Lets a frozen causal LM read evidence and decide, or write."""
 
     SECTIONS = METHODS["ralm"].sections
     decode = "verbalizer"
@@ -97,28 +99,34 @@ class Ralm(Pgra):
     @cached_property
     def verbalizer(self) -> Verbalizer:
         """The words that answer, and the query's template."""
-        task = self.data.choice
+        task = self.data.task
+        if isinstance(task, GenerationTask):
+            return Verbalizer({}, task.frame)
         return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
 
     def identity(self) -> dict[str, Json]:
         return {**super().identity(), "reader_lm": self.lm.fingerprint}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
-        """Find the evidence of splits, but for train, which is not read."""
-        super().prepare([name for name in splits if name != "train"])
+        """Find the evidence of splits that are read: train never, dev to fit the temperature."""
+        unread = ["train"] if self.data.labels or "test" not in splits else ["train", "dev"]
+        super().prepare([name for name in splits if name not in unread])
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
     ) -> list[str]:
         """Return the LM's prompts."""
-        template = PromptTemplate(self.verbalizer.template, "", self.data.task.inputs)
+        task = self.data.task
+        template = PromptTemplate(self.verbalizer.template, "", task.inputs)
         return write_prompts(
             self.lm,
-            self.verbalizer.words,
             [example.id for example in examples],
             [template.render_query(example.fields, after_prefix=False) for example in examples],
             [[line.text for line in found] for found in lines],
             max_tokens=self.args["reader"].max_reader_tokens,
+            num_new_tokens=task.max_new_tokens
+            if isinstance(task, GenerationTask)
+            else count_word_tokens(self.lm, self.verbalizer.words),
         )
 
     def score(self, inputs: Sequence[str]) -> Scores:
@@ -128,8 +136,20 @@ class Ralm(Pgra):
             scores = self.lm.score(inputs, words, advance=advance)
         return np.array(scores, np.float32).reshape(len(inputs), len(words))
 
-    def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002
-        """Fit the temperature on the dev set."""
+    def write(self, inputs: Sequence[str]) -> list[str]:
+        """Return what the LM writes after each prompt, greedily."""
+        task = self.data.task
+        assert isinstance(task, GenerationTask)
+        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
+            texts = self.lm.complete(
+                inputs, max_new_tokens=task.max_new_tokens, stop=task.stop, advance=advance
+            )
+        return [completion.text.strip() for completion in texts]
+
+    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
+        """Fit the temperature on the dev set; nothing where answers are written."""
+        if not self.data.labels:
+            return None
         scores, ids = self.fit_temperature(), [example.id for example in self.data.dev]
         decided = [p.label for p in decide(ids, scores, self.data.labels)]
         metric = self.data.metric
@@ -137,6 +157,8 @@ class Ralm(Pgra):
         return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
 
     def load(self, folder: Path) -> None:
+        if not self.data.labels:
+            return
         self.calibration = Calibration(**read_object(folder / TRAINING_FILE)["calibration"])
 
     def sample_prompt(self) -> str:

@@ -25,6 +25,7 @@ from pgra.exemplars.selector import NearestExemplars, build_prompt
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts import FewShotPrompt, PromptFormat, prompt_template
+from pgra.report.metrics import has_answer
 from pgra.report.results import EvidenceLine
 from pgra.rerank import (
     BaseReranker,
@@ -92,7 +93,7 @@ class Stages(Timed):
             DataError: If the data cannot be read.
         """
         data = TaskData.read(args)
-        prompt, exemplars = FewShotPrompt(prompt_template(data.choice)), None
+        prompt, exemplars = FewShotPrompt(prompt_template(data.task)), None
         shown: Collection[str] = ()
         given = context.shared.get("reranker")
         if given is not None:
@@ -115,7 +116,7 @@ class Stages(Timed):
         set_aside = [example for example in data.train if example.id in shown]
         data = replace(data, train=train, set_aside=set_aside)
         stages = cls(args, context, prompt, data, exemplars=exemplars)
-        stages.fingerprints |= {split: data.fingerprint(split) for split in SPLITS}
+        stages.fingerprints |= data.fingerprints()
         return stages
 
     @property
@@ -142,7 +143,7 @@ class Stages(Timed):
             context=self.context,
             options=self.args.rerank_options,
             exemplars=self.exemplars,
-            reference=self.reference or Reference(self.data.train, self.data.choice.prompt_words),
+            reference=self.reference or Reference(self.data.train, self.data.task.prompt_words),
         )
         given: BaseReranker | None = self.context.shared.get("reranker")
         return open_reranker(request) if given is None else given.over(request)
@@ -238,9 +239,7 @@ class Stages(Timed):
         `first` are the candidates, (B, K), `best` their order; missing ones are left out.
         """
         best = best.top(self.depth)
-        distinct = np.unique(best.rows[best.rows != MISSING_ROW])
-        texts = dict(zip(distinct.tolist(), self.corpus.texts(distinct), strict=True))
-        lines = []
+        texts, lines = self._texts(best.rows), []
         for number, (rows, scores) in enumerate(
             zip(best.rows.tolist(), best.scores.tolist(), strict=True)
         ):
@@ -254,6 +253,32 @@ class Stages(Timed):
                 ]
             )
         return lines
+
+    def _texts(self, rows: Rows) -> dict[int, str]:
+        """Return passages by row; missing rows are left out."""
+        distinct = np.unique(rows[rows != MISSING_ROW])
+        return dict(zip(distinct.tolist(), self.corpus.texts(distinct), strict=True))
+
+    def find_answers(
+        self, split: str, lines: Sequence[Sequence[EvidenceLine]]
+    ) -> dict[str, list[float]]:
+        """Return by question of a split whether an answer stands in what was found for it.
+
+        That is in its first evidence ("hit@1"), in all (`lines`, "recall@d") and in the candidates
+        ("recall@k"); by name 0 or 1 for each, (B,). Nothing where nothing was read, or of tables.
+        """
+        asked = self.data.answered(split)
+        if not self.depth or any(question.table for question in asked):
+            return {}
+        rows = self.candidates[split].candidates.rows
+        texts, found = self._texts(rows), []
+        for question, line, own in zip(asked, lines, rows.tolist(), strict=True):
+            right = [has_answer(each.text, question.answers) for each in line]
+            known = (has_answer(texts[row], question.answers) for row in own if row in texts)
+            found.append((float(any(right[:1])), float(any(right)), float(any(known))))
+        of_all = "hit@1" if self.depth == 1 else f"recall@{self.depth}"
+        names = ("hit@1", of_all, f"recall@{rows.shape[1]}")
+        return dict(zip(names, map(list, zip(*found, strict=True)), strict=False))
 
     def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
         """Return the evidence of a split's examples; empty lists where d is 0."""
@@ -297,7 +322,7 @@ def _write_prompt(
     data: TaskData, args: RunArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one, and the selector, where each query has its own."""
-    task, rerank = data.choice, args.rerank
+    task, rerank = data.task, args.rerank
     template = prompt_template(task)
     if not rerank.per_query:
         prompt = build_prompt(

@@ -42,7 +42,7 @@ class TokenizedInputs:
 
     Attributes:
         labels: The labels' names, None where an example has none.
-        targets: Target tokens by label.
+        targets: Target tokens by label, or by answer.
         segments: Each example's, as tokens.
     """
 
@@ -60,10 +60,12 @@ class TokenizedInputs:
         verbalizer: Verbalizer,
     ) -> Self:
         """Put examples beside their segments."""
-        targets = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
+        labels = [example.label for example in examples]
+        names = verbalizer.labels or [name for name in dict.fromkeys(labels) if name is not None]
+        targets = zip(names, verbalizer.target_ids(tokenizer, names), strict=True)
         return cls(
             [example.id for example in examples],
-            [example.label for example in examples],
+            labels,
             {label: np.array(target, dtype=np.int32) for label, target in targets},
             segments,
         )

@@ -21,13 +21,14 @@ from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
-from pgra.prompts import SLOT, Verbalizer
+from pgra.prompts import SLOT, SLOT_END, Verbalizer
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
 from pgra.reader.train import Trainable
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
+_WRITTEN_TOKENS = 20  # where the model does not say, as in transformers
 LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
 # Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border counts: the reader
 # is sure and wrong. One at the lower does not: all dev examples are right, and too easy.
@@ -59,7 +60,12 @@ class T5Classifier(Trainable):
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 
     def predict(self, inputs: TokenizedInputs, context: Context = ALONE) -> list[Prediction]:
-        """Decide each example; their labels are not read. A NaN in the scores is a ModelError."""
+        """Decide each example, or write its answer; labels are not read.
+
+        A NaN in the scores is a ModelError.
+        """
+        if not self.verbalizer.words:
+            return written(inputs.example_ids, self.write(inputs, context))
         scores = self.score(inputs, context)
         labels, temperature = self.verbalizer.labels, self.temperature
         return decide(inputs.example_ids, scores, labels, temperature=temperature)
@@ -70,8 +76,7 @@ class T5Classifier(Trainable):
             return inputs.combine(self.score(inputs.alone(), context))
         if self.decode == "official":
             count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
-            write = partial(self.module.write, count=count)
-            return self._scores_of(self.map_batches(inputs, write, context))
+            return self._scores_of(self.write(inputs, context, count=count))
         targets = pad_rows(self.verbalizer.target_ids(self.tokenizer), IGNORED).to(
             self.module.device
         )
@@ -79,6 +84,19 @@ class T5Classifier(Trainable):
         rows = self.map_batches(inputs, score, context)
         scores: Scores = rows.reshape(len(inputs), len(targets)).astype(np.float32)
         return scores
+
+    def write(
+        self, inputs: TokenizedInputs, context: Context = ALONE, *, count: int | None = None
+    ) -> list[str]:
+        """Write a text for each example, (B,), greedily.
+
+        It has at most `count` tokens, by default those of the model's `generation_config`.
+        """
+        count = count or self.module.model.generation_config.max_new_tokens or _WRITTEN_TOKENS
+        rows = self.map_batches(inputs, partial(self.module.write, count=count), context)
+        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        # To mT5's tokenizer slots are plain pieces.
+        return [text.replace(SLOT, "").partition(SLOT_END)[0].strip() for text in texts]
 
     def map_batches(
         self,
@@ -123,10 +141,8 @@ class T5Classifier(Trainable):
         values = dict(gather(list(zip(rows, made, strict=True)), worker))
         return np.array([values[i] for i in range(len(inputs))])
 
-    def _scores_of(self, written: npt.NDArray[Any]) -> Scores:
+    def _scores_of(self, texts: Sequence[str]) -> Scores:
         """Give log-probability 0 to the label whose word was written and -inf to the others."""
-        texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
-        texts = [text.replace(SLOT, "") for text in texts]  # to mT5's tokenizer it is a plain piece
         labels = self.verbalizer.labels
         scores = np.full((len(texts), len(labels)), -np.inf, dtype=np.float32)
         for i, text in enumerate(texts):
@@ -136,6 +152,11 @@ class T5Classifier(Trainable):
 
 
 # Labels and probabilities out of scores.
+
+
+def written(example_ids: Sequence[str], texts: Sequence[str]) -> list[Prediction]:
+    """Return written texts as predictions, which have no probabilities."""
+    return [Prediction(name, text, {}) for name, text in zip(example_ids, texts, strict=True)]
 
 
 def decide(

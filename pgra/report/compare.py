@@ -141,7 +141,8 @@ class Comparison:
 
     Attributes:
         gap: Difference of the means over seeds, over resamples of the examples.
-        p: The gap's, adjusted over the row's tasks (Holm); of an average as it is.
+        p: The gap's, adjusted over the row's tasks (Holm); of an average as it is. What a question
+            has beside exact match ("webquestions hit@1") is adjusted apart, each measure by itself.
         better: In how many of the `shared` seeds the row is better.
         seeds_p: Of Welch's test over seeds; None where a trained side has one seed only, 0 where
             no seed decides either side.
@@ -212,7 +213,12 @@ def compare_runs(
     known = {run.task: run.task.partition(" ")[0] for run in group.runs}
     gone = {one.task for one in group.missing} - {*known.values()}
     tasks = in_order([*known, *gone], TASK_ORDER)
-    has_average = len(tasks) > 1 and all(run.labels for run in group.runs)
+    families: dict[str, list[str]] = {"": []}  # the tasks, and those of each further measure
+    for task in tasks:
+        of, _, measure = task.partition(" ")
+        families.setdefault(measure if measure and of in tasks else "", []).append(task)
+    heads = families[""]
+    has_average = len(heads) > 1 and all(run.labels for run in group.runs if run.task in heads)
     columns = [*tasks, *([AVERAGE] if has_average else [])]
     rows = list(group.points)
     if not rows:
@@ -228,13 +234,14 @@ def compare_runs(
     comparisons: dict[Column, Comparison] = {}
     paper: dict[Column, float] = {}
     for row in rows:
-        own = [results[row, task] for task in tasks if (row, task) in results]
-        if base not in (None, row):
-            comparisons |= _compare_row(results, tasks, row, str(base), has_average=has_average)
-        if has_average and len(own) == len(tasks):
+        own = [results[row, task] for task in heads if (row, task) in results]
+        for family in families.values() if base not in (None, row) else ():
+            averages = has_average and family is heads
+            comparisons |= _compare_row(results, family, row, str(base), has_average=averages)
+        if has_average and len(own) == len(heads):
             results[row, AVERAGE] = _average(own)
         if own and reference is not None and reference.measure == METRIC:
-            printed = reference.beside(own[0].runs[0], tasks, columns)
+            printed = reference.beside(own[0].runs[0], heads, columns)
             paper |= {(row, column): value for column, value in printed.items()}
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
 

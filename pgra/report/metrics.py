@@ -1,9 +1,9 @@
 """Metrics of labels and of written answers, their resampling over examples, tests of a difference.
 
-Exact match is that of open-domain question answering (SQuAD's official evaluation). PARENT is that
-of Dhingra et al. 2019, section 4, with the word overlap model, as in ToTTo's evaluation (Parikh et
-al. 2020): precision against the whole table, recall against the highlighted cells, of text that is
-lower-cased and split by sacrebleu's tokenizer 13a.
+Exact match and F1 are those of open-domain question answering (SQuAD's official evaluation). PARENT
+is that of Dhingra et al. 2019, section 4, with the word overlap model, as in ToTTo's evaluation
+(Parikh et al. 2020): precision against the whole table, recall against the highlighted cells, of
+text that is lower-cased and split by sacrebleu's tokenizer 13a.
 
 Seeds: mean, sample standard deviation and t interval over runs, and Welch's t-test of two methods'
 runs. Examples: one paired bootstrap over the test examples with the trained readers fixed, and an
@@ -14,10 +14,11 @@ between -1 and 1.
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,6 +166,36 @@ def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
     return normalize_answer(prediction) in {normalize_answer(answer) for answer in answers}
 
 
+def f1(prediction: str, answers: Sequence[str]) -> float:
+    """Return the harmonic mean of precision and recall of words, by the answer that suits best.
+
+    Rajpurkar et al. 2016, section 6.1; both sides are normalised.
+    """
+    said = Counter(normalize_answer(prediction).split())
+    best = 0.0
+    for right in (Counter(normalize_answer(answer).split()) for answer in answers):
+        both, total = (said & right).total(), said.total() + right.total()
+        best = max(best, 2 * both / total if total else 1.0)
+    return best
+
+
+_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+
+
+@lru_cache(1 << 16)
+def _tokens_apart(text: str) -> str:
+    """Return a text's lower-case words and marks, each between two spaces."""
+    return f" {' '.join(_TOKEN.findall(unicodedata.normalize('NFC', text).lower()))} "
+
+
+def has_answer(passage: str, answers: Sequence[str]) -> bool:
+    """Whether one of the answers stands in a passage, its tokens in a row; case does not count.
+
+    As DPR's evaluation of retrieval (Karpukhin et al. 2020, section 3.1).
+    """
+    return any(_tokens_apart(answer) in _tokens_apart(passage) for answer in answers)
+
+
 def bleu_counts(
     predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
 ) -> list[list[int]]:
@@ -291,7 +322,7 @@ class Written:
     Attributes:
         values: By name, fractions, the task's headline first; of ToTTo also by subset:
             "overlap/bleu".
-        each: By name a fraction a query, for paired tests: of "exact_match" and "parent" (its F).
+        each: By name a fraction a query, for paired tests; of "parent" its F.
         counts: Of BLEU, a row a query; empty without it.
     """
 
@@ -310,6 +341,8 @@ def measure_written(
     for metric in task.metrics:
         if metric == "exact_match":
             each[metric] = [float(is_exact_match(text, own.answers)) for text, own in pairs]
+        elif metric == "f1":
+            each[metric] = [f1(text, own.answers) for text, own in pairs]
         elif metric == "bleu":
             # ToTTo's evaluation lower-cases; so do we for every table.
             is_lower = references[0].table is not None
@@ -390,9 +423,9 @@ class LabelOutcomes:
 class TextOutcomes:
     """Measures of written texts, as rows of numbers; a duck type of `LabelOutcomes`.
 
-    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10), PARENT's F
-    (Dhingra et al. 2019) is the mean over texts (B, 1): such are `traits`. So a resample of the
-    queries is a resample of rows: the paired bootstrap of Koehn 2004.
+    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10), others, such as
+    PARENT's F (Dhingra et al. 2019), are the mean over texts (B, 1): such are `traits`. So a
+    resample of the queries is a resample of rows: the paired bootstrap of Koehn 2004.
     """
 
     metric: str

@@ -58,7 +58,7 @@ DECIDING_FILES = (
     "reader/pgra.json",  # which has the checksums of the reader's files
 )
 _SEED = 0
-_TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
+_TEXT_KEYS = {"bleu": "bleu_counts"}  # of a line, where it is not the measure's name
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,8 @@ class Trial:
     Attributes:
         method: As `--method` names it, such as "pgra" or "fid".
         name: The folder's name; of a grid, the point's.
-        task: The task's name; with the measure where texts were written: "totto bleu".
+        task: The task's name; with the measure where texts were written ("totto bleu"), but for
+            exact match.
         arguments: Content of `arguments.json`: values by section; empty where there is none.
         metrics: Content of `metrics.json`.
         examples: Digest of ids, texts and true labels, in order: equal for one test set only.
@@ -331,18 +332,18 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
             LabelOutcomes(metrics["metric"], labels, predicted, names),
             digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
-        is_text = "answers" in lines[0] and "is_right" not in lines[0]
-        return _measures_of_texts(run, lines) if is_text else [run]
+        return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
 
 
 def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[Trial]:
     wanted = {"": (True, False, None), SUBSETS[0]: (True,), SUBSETS[1]: (False,)}
-    measures = []
+    measures = [run] if "is_right" in lines[0] else []
     for name in run.metrics["metrics"]:
         subset, _, metric = name.rpartition("/")
-        if metric in _TEXT_KEYS:
+        key = _TEXT_KEYS.get(metric, metric)
+        if key in lines[0]:
             own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
-            each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
+            each = [np.atleast_1d(line[key]) for line in own]
             outcomes = TextOutcomes(metric, np.array(each, np.float64))
             measures.append(replace(run, task=f"{run.task} {name}", outcomes=outcomes))
     return measures

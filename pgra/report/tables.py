@@ -155,7 +155,7 @@ def results_table(study: Study) -> Table:
 def _value_cell(study: Study, row: str, column: str) -> Cell:
     result = study.results.get((row, column))
     if result is None:
-        return Cell(_MISSING)
+        return Cell(_absent(study, row, column))
     text, n = f"{100 * result.mean:.1f}", len(result.values)
     if result.sd is not None:
         text += f" ± {100 * result.sd:.1f}"
@@ -164,6 +164,11 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     found = study.comparisons.get((row, column))
     is_win = found is not None and found.verdict == "better"
     return Cell(text, is_bold=is_win, value=100 * result.mean)
+
+
+def _absent(study: Study, row: str, column: str) -> str:
+    """Return what stands for a result: nothing where the row's run of the task has no such one."""
+    return "" if (row, column.partition(" ")[0]) in study.results else _MISSING
 
 
 def _notes(study: Study) -> list[str]:
@@ -205,7 +210,7 @@ def detail_table(study: Study) -> Table:
             "Differences are of means over the seeds that both have; their interval is of a paired "
             "bootstrap over the test examples, given the readers as they were trained, and p is "
             "the larger of the bootstrap's and of a test by swapping the sides of the examples "
-            f"that differ, by Holm over the {len(study.tasks)} task(s) of a row."
+            "that differ, by Holm over a row's tasks."
         )
     return Table.of(title, found, _DETAIL, notes)
 
@@ -233,7 +238,8 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     """Return all numbers of a row and column in hundredths; p-values as they are."""
     result, found = study.results.get((row, column)), study.comparisons.get((row, column))
     numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
-    numbers |= {"table": study.group.title, "row": row, "task": column, "value": _MISSING}
+    numbers |= {"table": study.group.title, "row": row, "task": column}
+    numbers["value"] = _absent(study, row, column)
     numbers["paper"] = study.paper.get((row, column))
     if result is not None:
         run = result.runs[0] if result.runs else None

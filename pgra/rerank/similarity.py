@@ -187,6 +187,11 @@ class LabelHead(Similarity):
     def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the labels, and a digest of those of the examples."""
         labels, truth = list(reference.words), [example.label for example in examples]
+        if not labels:
+            raise ConfigError(
+                "similarity 'head' learns labels, and this task has none: use --similarity "
+                "whitened_cosine, or --reranker likelihood"
+            )
         if absent := [label for label in labels if label not in truth]:
             raise ConfigError(
                 f"similarity 'head' learns each label from training examples beside those in the "

@@ -143,3 +143,14 @@ def test_every_norm_gives_transformers_bits(reader):
     for norm in (part for part in reader.modules() if type(part).__name__.endswith("T5LayerNorm")):
         hidden = torch.randn(5, 7, 32) * 3
         assert torch.equal(norm(hidden), type(norm).forward(norm, hidden))
+
+
+def test_what_is_written_is_what_stock_generate_writes(reader, examples):
+    rows = reader.write(pack([each[:1] for each in examples]), 9).tolist()
+    with stock_parts(reader):
+        for row, (segment, *_) in zip(rows, examples, strict=True):
+            ids = torch.from_numpy(segment)[None].long()
+            told = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False}
+            (_, *stock), *_ = reader.model.generate(input_ids=ids, **told).tolist()
+            assert row == [*stock, *[0] * (9 - len(stock))]
+    assert rows[0] != rows[1]

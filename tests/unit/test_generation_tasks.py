@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from conftest import write_jsonl
 
+from pgra.core import Prediction
 from pgra.data.examples import DataArguments, load_splits, open_file, read_split
 from pgra.data.tasks import GenerationTask
+from pgra.methods.base import Decisions, measure_answers
 from pgra.report.metrics import measure_written
 
 
@@ -98,5 +100,9 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     assert told.each["parent"] == pytest.approx([told.values["overlap/parent"], 0])
     assert told.values["parent"] == pytest.approx(told.values["overlap/parent"] / 2)
     asked = read(tmp_path, "webquestions", {"question": "who?", "answers": ["Ann"]})
-    right = measure_written(GenerationTask.load("webquestions"), ["the Ann."], asked)
-    assert (right.values, right.each) == ({"exact_match": 1.0}, {"exact_match": [1.0]})
+    said, task = Prediction("test-0", "the Ann.", {}), GenerationTask.load("webquestions")
+    decided = Decisions([said, replace(said, label="Ann or Lee")])
+    made = measure_answers(task, asked * 2, decided, {"hit@1": [0, 1.0]})
+    assert made.values == pytest.approx({"exact_match": 0.5, "f1": 0.75, "hit@1": 0.5})
+    own = {"answers": ["Ann"], "is_right": False, "f1": 0.5, "hit@1": 1}
+    assert made.details == [{**own, "is_right": True, "f1": 1, "hit@1": 0}, own]

@@ -1,23 +1,39 @@
 """The contract of methods, over all that take PGRA's arguments; and what is each one's own."""
 
+import json
 import signal
 from dataclasses import replace
 
 import pytest
-from conftest import with_rerank, with_retriever
+from conftest import with_rerank, with_retriever, write_jsonl
 from method_runs import having, lines_of, run_of
 from small_training import at_batch, run_files, signal_self
 
 from pgra.core import ALONE
-from pgra.errors import ArtifactError, ConfigError, Stopped
+from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.methods.arguments import METHODS
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
+from pgra.report.compare import compare_runs
+from pgra.report.results import Group, load_measures
 from pgra.retrieval.neighbors import open_neighbor_encoder
 from pgra.runs import Run, evaluate_run, open_method, run
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
+
+
+WRITERS = [f"{x} answers" for x in ("exhaustive", "fid", "pgra", "plain", "rag", "ralm")]
+
+
+def asking(args, review_files):
+    """The same texts as questions, with two answers each, of which a passage may hold one."""
+    for path in review_files.values():
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        answers = [["xyz"], ["warm", "xyz"], ["xyz", "FRANKFURT"]]
+        asked = [{"question": row["text"], "answers": answers[i % 3]} for i, row in enumerate(rows)]
+        write_jsonl(path, asked)
+    return having(args, task="webquestions")
 
 
 def few(method, **changes):
@@ -25,9 +41,13 @@ def few(method, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted({*METHODS} - {"icl", "kate"}))
-def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tmp_path, method):
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("method", [*sorted({*METHODS} - {"icl", "kate"}), *WRITERS])
+def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(
+    args, review_files, tmp_path, method
+):
+    folder, (method, *writes) = tmp_path / "run", method.split()
+    if writes:
+        args = asking(args, review_files)
     args = with_retriever(args, retriever="hybrid") if method == "fid" else args
     mine = run_of(args, method, folder, **few(method))
     done = run(mine)
@@ -69,6 +89,37 @@ def test_a_stopped_training_of_rag_goes_on_to_the_same_run(args, tmp_path):
     assert lines_of(stopped) == lines_of(whole)
     for encoder in whole.glob("reader/query_encoder*"):
         assert encoder.read_bytes() == (stopped / "reader" / encoder.name).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_report_has_columns_of_how_often_evidence_holds_an_answer(args, review_files, tmp_path):
+    args, runs = with_retriever(asking(args, review_files), num_candidates=12), {}
+    for method in ("fid", "random", "plain"):
+        folder = run(run_of(args, method, tmp_path / method, max_steps=0)).folder
+        runs[method] = load_measures(folder)
+        for line in lines_of(folder) if method != "plain" else ():
+            held = [line["answers"][-1].lower() in x["text"].lower() for x in line["evidence"]]
+            assert (line["hit@1"], line["recall@3"]) == (held[0], any(held))
+            assert line["recall@12"] == (len(line["answers"]) > 1)  # of the whole corpus
+    study = compare_runs(Group("", [each for own in runs.values() for each in own]))
+    of = "webquestions"
+    assert study.columns == [of, *(f"{of} {x}" for x in ("f1", "hit@1", "recall@12", "recall@3"))]
+    assert study.results["fid", f"{of} recall@12"].mean == pytest.approx(2 / 3)
+    assert ("plain", f"{of} hit@1") not in study.results
+    assert study.comparisons["random", f"{of} hit@1"].shared == 1
+    assert "none of the 12 predictions is right" in runs["fid"][0].metrics["notes"]
+
+
+def test_what_needs_labels_or_answers_is_refused_on_questions(args, review_files, tmp_path):
+    args = asking(args, review_files)
+    for method in ("head", "knn", "lm-bff"):
+        with pytest.raises(ConfigError, match="'webquestions' has no labels"):
+            open_method(run_of(args, method, tmp_path / "run"), ALONE)
+    with pytest.raises(ConfigError, match="similarity 'head' learns labels, and this task has"):
+        open_method(run_of(with_rerank(args, similarity="head"), "pgra", tmp_path / "run"), ALONE)
+    write_jsonl(review_files["test"], [{"question": "who?", "answers": []}])
+    with pytest.raises(DataError, match=r"test.jsonl, line 1: an input is blank, or there is no a"):
+        open_method(run_of(args, "fid", tmp_path / "run"), ALONE)
 
 
 # What distinguishes them.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
-from small_training import VERBALIZER, tokens
+from small_training import VERBALIZER, lively, tokens
 
 from pgra.core import Example
 from pgra.encoders.encoder import Encoder
@@ -11,9 +11,11 @@ from pgra.methods.rag import (
     RagClassifier,
     RagReader,
     build_pooled,
+    choose_evidence,
     collate_pooled,
 )
-from pgra.reader.fid import FusionReader
+from pgra.prompts import Verbalizer
+from pgra.reader.fid import FusionReader, pack_segments
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 
@@ -87,6 +89,25 @@ def test_scores_sum_over_evidence(t5_dir, encoder, tokenizer, inputs, num_eviden
     np.testing.assert_allclose(score(reader, tokenizer, inputs), expected, rtol=1e-4)
     fewer = open_reader(t5_dir, encoder, 3 - num_evidence % 2)  # the control
     assert abs(score(fewer, tokenizer, inputs) - expected).max() > 1e-3
+
+
+def test_the_text_that_is_written_is_the_likeliest_over_all_evidence(
+    t5_dir, encoder, tokenizer, inputs
+):
+    plain = T5Classifier(lively(t5_dir), tokenizer, Verbalizer({}, VERBALIZER.template))
+    reader = RagReader(plain.module.model, encoder, 3).eval()
+    reader.model.generation_config.max_new_tokens = 3
+    chosen, best = choose_evidence(reader, inputs)
+    drafts, found = plain.write(chosen.alone()), []
+    for first, segments, weights in zip((0, 3), chosen.segments, best.scores, strict=True):
+        packed = pack_segments([(one,) for one in segments], pad_token_id=0, cost=COST)
+        totals = {}
+        for text in drafts[first : first + 3]:
+            logs = reader.score_labels(packed, torch.tensor([tokenizer(text).input_ids]))[:, 0]
+            totals[text] = float((logs + torch.from_numpy(weights)).exp().sum())
+        found.append(max(totals, key=totals.get))
+    assert RagClassifier(reader, tokenizer, plain.verbalizer).write(inputs) == found
+    assert len(set(drafts[:3])) > 1  # there was a choice
 
 
 def test_the_loss_is_that_of_the_true_labels_scores(t5_dir, encoder, tokenizer, inputs):

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pgra.core import Example
 from pgra.errors import DataError
 from pgra.lm.generate import LocalLM
+from pgra.methods.kate import count_word_tokens
 from pgra.methods.ralm import write_prompts
 from pgra.prompts import PromptTemplate, answer_words
 
@@ -26,7 +27,8 @@ def prompts_of(lm_dir, queries, evidence, max_tokens=200):
     lm = LocalLM(str(lm_dir), dtype="float32", device="cpu")
     asked = [TEMPLATE.render_query(query.fields, after_prefix=False) for query in queries]
     names = [query.id for query in queries]
-    return write_prompts(lm, WORDS, names, asked, evidence, max_tokens=max_tokens), lm
+    room = {"max_tokens": max_tokens, "num_new_tokens": count_word_tokens(lm, WORDS)}
+    return write_prompts(lm, names, asked, evidence, **room), lm
 
 
 def stock_scores(lm_dir, texts):

@@ -10,6 +10,8 @@ from pgra.report import metrics
 from pgra.report.metrics import (
     bleu_counts,
     bleu_of_counts,
+    f1,
+    has_answer,
     is_exact_match,
     normalize_answer,
     tokenize,
@@ -83,3 +85,12 @@ def test_normalising_is_squads_and_any_alias_is_right():
     answers = ["Sunset Blvd", "Sunset Boulevard"]
     assert is_exact_match(" the Sunset Boulevard.", answers)
     assert not is_exact_match("Sunset", answers)
+    assert f1("a big red car", ["no", "the red car"]) == pytest.approx(0.8)  # 2 of 3, 2 of 2
+
+
+def test_an_answer_stands_in_a_passage_as_whole_tokens_in_a_row():
+    assert has_answer("The river flows through FRANKFURT, to New  York.", ["x", "frankfurt"])
+    assert has_answer("Beyonce\u0301 sang it in the U.S.A.", ["Beyoncé"])
+    assert has_answer("in the U.S.A.", ["u.s.a"])
+    assert not has_answer("He met a Frankfurter.", ["Frankfurt"])
+    assert not has_answer("New and old York", ["New York"])
