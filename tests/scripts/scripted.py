@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -117,14 +116,6 @@ class Bench:
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
-
-
-def write_passages(path: Path, count: int) -> Path:
-    """Write so many passages, all different."""
-    draw, words = random.Random(0), " ".join(SENTENCES).split()
-    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(count)]
-    path.write_text("".join(lines))
-    return path
 
 
 def environment() -> dict[str, str]:

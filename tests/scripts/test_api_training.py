@@ -138,21 +138,6 @@ def test_a_ready_reranker_is_a_runs_second_stage(bench):
     assert all(one["score"] == 2 * len(one["text"]) for one in own.predictions[0]["evidence"])
 
 
-def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):
-    words = [*TEXTS, "--run", str(ours.folder), "--device", "cpu", "--json"]
-    told = [json.loads(line) for line in call(predict_main, words).out.splitlines()]
-    found = ours.predict(TEXTS)
-    assert [answer.scores for answer in found] == [line["scores"] for line in told]
-    assert [answer.label for answer in found] == [line["prediction"] for line in told]
-    assert [e.text for e in found[0].evidence] == [e["text"] for e in told[0]["evidence"]]
-    one = ours.predict(TEXTS[0])
-    assert one.label == found[0].label
-    rows = datasets.Dataset.from_list([{"text": text, "label": "negative"} for text in TEXTS])
-    assert [answer.scores for answer in ours.predict(rows)] == [a.scores for a in found]
-    again = pgra.Run.load(str(ours.folder))
-    assert again.predict({"text": TEXTS[0], "other": 1}).scores == one.scores
-
-
 def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
     task = pgra.Task(
         name="mine",

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, contents
+from conftest import SENTENCES
 from datasets import Dataset
 from small_index import flip_byte
 from transformers import AutoModel, AutoTokenizer
@@ -55,17 +55,6 @@ def test_files_and_data_sets_of_the_same_texts_find_the_same(encoder, index, tmp
     for given in (tmp_path / "corpus.txt", args, table):
         other = pgra.Index.build(given, encoder=encoder, field="body")
         assert other.search(QUERIES, k=5) == index.search(QUERIES, k=5)
-
-
-def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_path):
-    pgra.Index.build(SENTENCES, encoder=encoder, path=tmp_path / "one")
-    before = contents(tmp_path / "one")
-    again = pgra.Index.build(SENTENCES, encoder=encoder, path=str(tmp_path / "one"))
-    assert len(again) == len(SENTENCES)
-    for texts, how in ((SENTENCES[1:], {}), (SENTENCES, {"factory": "HNSW8"})):
-        with pytest.raises(ArtifactError, match="was made with .*: use another folder"):
-            pgra.Index.build(texts, encoder=encoder, path=tmp_path / "one", **how)
-    assert contents(tmp_path / "one") == before
 
 
 def test_a_damaged_index_is_made_again_and_a_moved_one_opens(encoder_dir, index, tmp_path):

@@ -38,17 +38,6 @@ def again(t5_dir, folder, **how):
     return train(t5_dir, make_arguments(folder), **how)
 
 
-def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
-    whole = last_checkpoint(copy)
-    assert whole == copy / "checkpoint-6"
-    AutoModelForSeq2SeqLM.from_pretrained(whole)
-    half = copy / "checkpoint-99"
-    shutil.copytree(whole, half)
-    assert last_checkpoint(copy) == half
-    (half / "checksums.json").unlink()
-    assert last_checkpoint(copy) == whole
-
-
 NAMES = ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
 
 

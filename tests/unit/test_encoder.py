@@ -97,13 +97,6 @@ def test_auto_knows_simcse_by_name(encoder_dir, tmp_path):
 TEXTS = [*SENTENCES, "sea", " ".join(SENTENCES[:4])]
 
 
-def test_vectors_leave_the_device_as_the_float16_that_is_stored(encoder_dir):
-    encoder = make(encoder_dir, encoder_batch_tokens=64)
-    halves = encoder.begin(encoder.tokenize(TEXTS), in_half=True)()
-    assert halves.dtype == np.float16
-    np.testing.assert_array_equal(halves, encoder.encode(TEXTS).astype(np.float16))
-
-
 def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):
     encoder = make(build_encoder(tmp_path / "sick"))
     word = encoder.model.tokenizer("apples")["input_ids"][1]

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from conftest import SENTENCES
 
-from pgra.core import MISSING_ROW, Example
+from pgra.core import Example
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ConfigError
 from pgra.exemplars import METRICS
-from pgra.exemplars.selection import VectorSimilarity, WordSimilarity
+from pgra.exemplars.selection import VectorSimilarity
 from pgra.retrieval.neighbors import Neighbors
 
 POOL = [Example(f"train-{i}", {"text": text}, str(i % 2)) for i, text in enumerate(SENTENCES)]
@@ -42,14 +41,3 @@ def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
     np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
     np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(far.scores, -np.sort(every)[:, :3], rtol=1e-4, atol=1e-5)
-
-
-def test_words_find_what_shares_them_and_nothing_else(neighbors):
-    similarity = WordSimilarity(neighbors, "bm25")
-    found = similarity.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)
-    assert found.rows[0, 0] == 4
-    assert MISSING_ROW in found.rows
-    without = similarity.nearest([Example("q", {"text": "apples"})], ROWS[ROWS != 4], 7)
-    assert (without.rows == MISSING_ROW).all()
-    with pytest.raises(ConfigError, match="'bm25' has no farthest examples"):
-        similarity.nearest(QUERIES, ROWS, 2, sign=-1)

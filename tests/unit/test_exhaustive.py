@@ -52,34 +52,6 @@ def search_of(lm_dirs, tmp_path, passages, queries, **kwargs):
     return search
 
 
-def random_states(count, seed):
-    return np.random.default_rng(seed).standard_normal((count, WIDTH)).astype(np.float32)
-
-
-def all_scores(passages, queries, similarity):
-    scores = queries.astype(np.float64) @ passages.T.astype(np.float64)
-    if similarity == "cosine":
-        scores /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(passages, axis=1)
-    return scores
-
-
-def test_it_is_a_retriever_of_texts(lm_dirs, tmp_path):
-    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(5)])
-    found = search.retrieve([query.fields["text"] for query in QUERIES], 3)
-    np.testing.assert_array_equal(found.rows, search.retrieve_examples(QUERIES, 3).rows)
-
-
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_it_is_a_sort_of_all_scores(lm_dirs, tmp_path, similarity):
-    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
-    search = search_of(lm_dirs, tmp_path, passages, queries, similarity=similarity)
-    found = search.retrieve_examples(QUERIES, 12)
-    scores = all_scores(passages, queries, similarity)
-    order = np.argsort(-scores, axis=1)[:, :12]
-    np.testing.assert_array_equal(found.rows, order)
-    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, order, 1), rtol=1e-5)
-
-
 TIES = np.random.default_rng(2).integers(-1, 2, (NUM_ROWS, WIDTH)).astype(np.float32)
 
 

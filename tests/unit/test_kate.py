@@ -96,17 +96,6 @@ def test_the_vote_needs_no_lm_and_follows_the_nearest(kate, written):
     assert [line["prediction"] for line in lines_of(voted.folder)] == PLACES[:3]  # same words
 
 
-def test_prompts_that_are_too_long_lose_exemplars_and_say_so(kate, near):
-    whole = lines_of(near.folder)
-    outcome = run(having(kate, lm_window=max(line["prompt_tokens"] for line in whole) - 10))
-    lines = lines_of(outcome.folder)
-    assert any(line["over_budget"] for line in lines)
-    for line, wide in zip(lines, whole, strict=True):
-        kept = 3 - line["over_budget"]
-        assert line["exemplars"] == wide["exemplars"][:kept]
-    assert any("to fit the LM's window" in note for note in outcome.metrics["notes"])
-
-
 def test_a_run_decides_new_texts_as_its_own(near, tmp_path):
     lines = lines_of(near.folder)[:2]
     texts = [line["text"] for line in lines]

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pgra
-from pgra.cli import main
 from pgra.errors import ArtifactError, DataError
 
 ASKED, MEANT = "How do I log in?", "the mail account, not the router"
@@ -107,16 +106,6 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
         assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
     with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
         pgra.Memory(path, user=None)
-
-
-def test_a_flag_names_the_user_on_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for words in ([], ["--user", "anna"]):
-        assert main(["memory", "add", ASKED, f"of {words}", *words]) == 0
-    assert main(["memory", "list", *words]) == 0
-    assert [line[:6] for line in capsys.readouterr().out.splitlines()[2:]] == ["     2"]
-    for wrong in (["delete", "1", *words], ["add", "x"], ["search", "x", "y"], ["delete"]):
-        assert main(["memory", *wrong]) == 2
 
 
 def test_threads_share_a_memory(memory):

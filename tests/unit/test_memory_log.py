@@ -88,14 +88,6 @@ def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_facto
     memory.close()
 
 
-def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(memory):
-    longest = event("\U0001f600" * 10_000, '"' * 2_000)
-    first, _ = memory.log.append([longest, event()])
-    memory.close()
-    assert first.pack() in memory.path.read_bytes()
-    assert len(longest.pack()) < 65_000
-
-
 def test_a_line_that_cannot_be_kept_is_refused_with_its_place(tmp_path):
     good = {"question": "a", "feedback": "one"}
     lines = [good, good | {"feedback": "red \x1b[31m"}]

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 from conftest import with_rerank
 
@@ -43,18 +42,6 @@ def neighbors(encoder_dir, tmp_path):
 def exemplars_of(neighbors, count=3):
     args = SelectionArguments(num_exemplars=count)
     return NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
-
-
-def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbors):
-    exemplars, encoder = exemplars_of(neighbors), neighbors.encoder
-    exemplars.look_up([*NEW, *TRAIN])
-    for query in [*NEW, *TRAIN]:
-        close, own = encoder.encode(TEXTS) @ encoder.encode([query.text])[0], query.text.lower()
-        others = [row for row in np.argsort(-close) if TEXTS[row].lower().split() != own.split()]
-        expected = [f"train-{row}" for row in others if row != 3][:3]  # 3 is a copy of 0
-        assert [e.id for e in exemplars.of(query)] == expected
-    # The control: plainly asked, a training query's nearest are itself and its copy.
-    assert set(neighbors.nearest(TRAIN[:1], 2).rows[0].tolist()) == {0, 3}
 
 
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.artifacts import write_json
 from pgra.core import ALONE, MISSING_ROW
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.similarity import SIMILARITIES
-from pgra.run_folder import check_same_run
 
 pytestmark = pytest.mark.slow
 
@@ -93,18 +91,6 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
 
 
 # The folder of a run.
-
-
-def test_a_run_is_known_by_what_decides_it(tmp_path):
-    check_same_run(tmp_path / "new", {"seed": 1})
-    write_json(tmp_path / "run.json", {"seed": 1, "evidence/test": "ab"})
-    check_same_run(tmp_path, {"seed": 2})  # nothing was trained there yet
-    (tmp_path / "reader").mkdir()
-    check_same_run(tmp_path, {"seed": 1}, is_whole=False)
-    with pytest.raises(ArtifactError, match="with seed 1, this run asks for 2: choose another"):
-        check_same_run(tmp_path, {"seed": 2}, is_whole=False)
-    with pytest.raises(ArtifactError, match='with evidence/test "ab", this run asks for null'):
-        check_same_run(tmp_path, {"seed": 1})
 
 
 # Models that change.

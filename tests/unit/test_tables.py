@@ -1,6 +1,3 @@
-import csv
-import io
-
 from pgra.report.tables import Cell, Table
 
 TABLE = Table(
@@ -25,8 +22,3 @@ def test_markdown_is_escaped_and_padded():
         "",
         "- p &lt; 0.05, 100 %",
     ]
-
-
-def test_csv_holds_numbers_unrounded():
-    rows = list(csv.reader(io.StringIO(TABLE.to_csv())))
-    assert rows[1:] == [["fid_16", "9.04", "missing\n"], ["a|b*", "93.94", ""]]
