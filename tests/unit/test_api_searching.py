@@ -88,10 +88,3 @@ def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dirs, ind
     assert loaded.args.encoder == str(kept / "encoder")
     with pytest.raises(ArtifactError, match="was made with encoder"):
         pgra.Index.load(kept, encoder=str(encoder_dirs["roberta"]))
-
-
-def test_a_bare_call_says_how_an_index_is_opened(index):
-    with pytest.raises(ValueError, match=r"Index.build\(passages, encoder=...\) makes an index"):
-        pgra.Index(SENTENCES)
-    with pytest.raises(ValueError, match="k is 0: give a whole number"):
-        index.search("sea", k=0)

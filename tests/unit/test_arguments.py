@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import get_args, get_type_hints
 
+import method_runs
 import pytest
 
 import pgra
@@ -167,6 +168,30 @@ def test_a_profile_and_an_experiment_give_their_values(name):
     given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
+
+
+def test_the_papers_yaml_has_the_papers_constants():
+    constants = {
+        "retriever": "dense",
+        "encoder": "google-bert/bert-base-uncased",
+        "num_candidates": 150,
+        "normalize": False,
+        "reranker": "prompted",
+        "lm": "facebook/opt-13b",
+        "lm_dtype": "float16",
+        "similarity": "dot",
+        "exemplars": "random",
+        "num_exemplars": 8,
+        "num_evidence": 16,
+        "model_name_or_path": "google-t5/t5-base",
+        "learning_rate": 8e-5,
+        "total_train_batch_size": 8,
+        "max_steps": 5000,
+    }
+    run = method_runs.parse("--config", str(config_root() / "experiments/paper.yaml"))
+    assert run.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
+    given = {name: value for part in run.sections.values() for name, value in vars(part).items()}
+    assert given.items() >= constants.items()
 
 
 @pytest.mark.parametrize("factory", ["IVF0,Flat", "HNSW0", "HNSW1", "IVF4_HNSW1,Flat", "PQ2x0"])

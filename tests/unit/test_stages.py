@@ -43,24 +43,6 @@ def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, me
         Stages.read(more.having(reader=replace(more.reader, same_train=True)), ALONE)
 
 
-def test_evidence_is_the_best_of_the_candidates_and_lines_tell_both_stages(args):
-    stages = found_for(args)
-    for split, queries in (("train", 32), ("dev", 4), ("test", 12)):
-        first, second = (stages.candidates[split].candidates, stages.evidence[split].candidates)
-        assert first.rows.shape == second.rows.shape == (queries, 6)
-        np.testing.assert_array_equal(np.sort(first.rows), np.sort(second.rows))
-        assert (np.diff(second.scores, axis=1) <= 0).all()
-        lines = stages.evidence_lines(split)
-        assert [line.text for line in lines[0]] == [SENTENCES[r] for r in second.rows[0, :3]]
-        for query, evidence in enumerate(lines):
-            assert len(evidence) == 3
-            places = [line.stage1_rank - 1 for line in evidence]
-            assert [line.row for line in evidence] == first.rows[query, places].tolist()
-            scores = [line.stage1_score for line in evidence]
-            assert scores == pytest.approx(first.scores[query, places])
-    assert (first.rows != second.rows).any()  # the control: there is an order to tell
-
-
 def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     """BM25 gives no row that shares no word: 'zebra' is in one passage only."""
     corpus_file.write_text("\n".join([*SENTENCES, "A zebra."]) + "\n")
