@@ -146,12 +146,11 @@ def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
         reader_template="{text} <extra_id_0>",
         verbalizer={"negative": "bad", "positive": "good"},
     )
-    common = {"artifacts_dir": tmp_path / "made", "lm": bench.lm, "device": "cpu"}
-    where = {"output_dir": tmp_path / "{task}-{method}"}
-    run = pgra.train(task, TRAIN, method="icl", num_exemplars=2, **common, **where)
+    how = {"method": "icl", "num_exemplars": 2, "lm": bench.lm, "device": "cpu"}
+    how |= {"artifacts_dir": tmp_path / "made", "output_dir": tmp_path / "{task}-{method}"}
+    run = pgra.train(task, TRAIN, **how)
     assert run.folder == tmp_path / "mine-icl"
     assert run.metrics["n"] == 8  # a fifth of train
-    assert any("held out since no test file" in note for note in run.metrics["notes"])
     assert run.predict(TEXTS[0]).label in ("negative", "positive")
     assert pgra.Task.load(run.args.data.task) == task
     for what in (lambda: run.reader, lambda: run.push_to_hub("me/x")):
@@ -191,10 +190,7 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert str(tmp_path.parent) not in json.dumps(records[0])  # no folder of this machine
     assert str(tmp_path.parent) in json.dumps(records[1])  # the control
     asked = [TEXTS[0], "--run", "me/name", "--device", "cpu", "--json"]
-    assert (
-        "corpus.txt" in call(predict_main, asked).error
-        or "passages" in call(predict_main, asked).error
-    )
+    assert re.search("corpus.txt|passages", call(predict_main, asked).error)
     here = tmp_path / "here"  # what it was made with, under the same names
     here.mkdir()
     for name in set(re.findall(r'"(/[^"]+)"', json.dumps(records[1]["arguments"]))):
@@ -210,20 +206,13 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert offline(TEXTS[0], evidence) == local(TEXTS[0], evidence)
 
 
-def test_every_run_has_a_card_that_tells_what_it_is(bench, theirs):
+def test_a_card_tells_the_metric_and_no_folder_of_this_machine(bench, theirs):
     text, metrics = (theirs / "reader" / "README.md").read_text(), bench.metrics("commands")
     card = ModelCard(text).data
     result = card.eval_results[0]
     assert (result.metric_type, result.metric_value) == ("accuracy", round(metrics["value"], 6))
     assert card.base_model is None  # a folder of this machine is no hub id
-    assert "license" not in card.to_dict()
-    for told in (
-        f"test accuracy: {metrics['value']:.4f} (95 % interval ",
-        "negative = `terrible`, positive = `great`",
-        "corpus: `corpus.txt`",
-        "max_steps: 2",
-    ):
-        assert told in text, told
+    assert "corpus: `corpus.txt`" in text
     assert str(bench.root) not in text
 
 

@@ -1,4 +1,7 @@
+"""`pgra train` and `evaluate` as commands: what is taken up, refused, shared and repeated."""
+
 import json
+import statistics
 
 import pytest
 from conftest import contents
@@ -53,3 +56,24 @@ def test_two_processes_train_as_one(bench, first):
     predicted = call(pgra, ["predict", "A funny film.", "--run", str(bench.run("two")), "--json"])
     assert json.loads(predicted.out)["text"] == "A funny film.", predicted.err
     assert "num_processes 2, this run asks for 1" in bench.train("two", **two).error
+
+
+STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
+
+
+def test_each_seed_is_the_run_with_that_seed_alone_and_is_taken_up_beside_a_new_one(bench):
+    three = bench.make("three", seed=None, seeds=[0, 1, 2], **STEPS)
+    found = [bench.metrics(f"three/seed-{s}")["value"] for s in range(3)]
+    mean, sd = statistics.mean(found), statistics.stdev(found)
+    assert f"{mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds: 0 1 2)" in three.out
+    pattern = bench.run("p-{seed}")
+    bench.make("", output_dir=pattern, seed=None, seeds=2, **STEPS)
+    one, two, alone = (
+        (folder / "reader/model.safetensors").read_bytes()
+        for folder in (*(bench.run("three") / f"seed-{s}" for s in (1, 2)), bench.run("p-2"))
+    )
+    assert two == alone != one
+    before = contents(bench.run("three"))
+    called = bench.make("three", seed=None, seeds=[0, 1, 2, 3], **STEPS)
+    assert called.out.count("(reused)") == 3
+    assert before.items() <= contents(bench.run("three")).items()

@@ -12,7 +12,6 @@ from pgra.core import Context, Example, Hit
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
-from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.similarity import SIMILARITIES
@@ -121,14 +120,3 @@ def test_a_loaded_lm_gives_the_scores_of_its_folder_and_stays_as_it_is(make, lm_
         make(model, tokenizer=tokenizer, lm_layer=1)
     with pytest.raises(ConfigError, match="call its eval"):
         make(model.train(), tokenizer=tokenizer)
-
-
-def test_an_open_lm_is_taken(make, lm_dirs):
-    lm = CausalLM(str(lm_dirs["gpt2"]), device="cpu")
-    reranker = pgra.Reranker(lm, task="sst2", examples=SHOTS)
-    assert reranker.encoder.lm is lm
-    np.testing.assert_array_equal(
-        reranker.score(QUERIES, SENTENCES), make().score(QUERIES, SENTENCES)
-    )
-    with pytest.raises(ConfigError, match="the LM is open already"):
-        pgra.Reranker(lm, task="sst2", examples=SHOTS, lm_layer=1)

@@ -22,11 +22,11 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
 
 
-def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
+def make_search(lm_dirs, tmp_path, texts):
     path = tmp_path / "passages.txt"
     path.write_text("\n".join(texts) + "\n")
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
-    how = {"shots": 2, "similarity": similarity, "bank_shard_rows": 64}
+    how = {"shots": 2, "similarity": "dot", "bank_shard_rows": 64}
     return ExhaustiveSearch(over_corpus(lm_dirs["gpt2"], corpus, tmp_path, **how))
 
 
@@ -41,9 +41,9 @@ def put(bank, keys, states, shard_rows=64):
     )
 
 
-def search_of(lm_dirs, tmp_path, passages, queries, **kwargs):
+def search_of(lm_dirs, tmp_path, passages, queries):
     """Search chosen states: passages' (P, H) and queries' (B, H)."""
-    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(len(passages))], **kwargs)
+    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(len(passages))])
     middle = np.arange(100, 164)  # there already, so that rows do not lie in order
     put(search.reranker.bank, middle, passages[middle])
     put(search.reranker.bank, np.arange(len(passages)), passages)

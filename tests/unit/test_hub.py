@@ -192,7 +192,6 @@ TASKS = {
 FAILED = {
     "owner/texts/none.txt": "cannot find corpus '{name}'.*Entry Not Found",
     "some/wiki:new:dev": r"has no split 'dev' \(it has train, test\): name one",
-    "some/wiki:none": "cannot load data set 'some/wiki'",
     "none/old_set": "cannot load data set '{name}'",
 }
 TEXT = "The film is a warm and funny portrait."
