@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -27,11 +27,16 @@ def make(folder, **kwargs):
     return Encoder.load(str(folder), device="cpu", **kwargs)
 
 
-def by_hand(folder, text, pooling):
+@cache
+def output_of(folder, text):
     """One text, no padding, straight from transformers."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     with torch.no_grad():
-        output = model.eval()(**tokenizer(text, return_tensors="pt"))
+        return model.eval()(**tokenizer(text, return_tensors="pt"))
+
+
+def by_hand(folder, text, pooling):
+    output = output_of(folder, text)
     hidden = output.last_hidden_state[0]
     poolings = {"last": hidden[-1], "max": hidden.max(0).values, "mean": hidden.mean(0)}
     poolings["pooler"] = output.pooler_output[0]

@@ -22,14 +22,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
 
 
-def make_search(lm_dirs, tmp_path, texts):
-    path = tmp_path / "passages.txt"
-    path.write_text("\n".join(texts) + "\n")
-    corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
-    how = {"shots": 2, "similarity": "dot", "bank_shard_rows": 64}
-    return ExhaustiveSearch(over_corpus(lm_dirs["gpt2"], corpus, tmp_path, **how))
-
-
 def put(bank, keys, states, shard_rows=64):
     """Write chosen states into a bank, as if an LM had given them."""
     of = dict(zip(keys.tolist(), torch.from_numpy(states), strict=True))
@@ -43,7 +35,11 @@ def put(bank, keys, states, shard_rows=64):
 
 def search_of(lm_dirs, tmp_path, passages, queries):
     """Search chosen states: passages' (P, H) and queries' (B, H)."""
-    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(len(passages))])
+    path = tmp_path / "passages.txt"
+    path.write_text("".join(f"Text {i}.\n" for i in range(len(passages))))
+    corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
+    how = {"shots": 2, "similarity": "dot", "bank_shard_rows": 64}
+    search = ExhaustiveSearch(over_corpus(lm_dirs["gpt2"], corpus, tmp_path, **how))
     middle = np.arange(100, 164)  # there already, so that rows do not lie in order
     put(search.reranker.bank, middle, passages[middle])
     put(search.reranker.bank, np.arange(len(passages)), passages)
@@ -52,14 +48,8 @@ def search_of(lm_dirs, tmp_path, passages, queries):
     return search
 
 
+# Small whole numbers: products are exact, and many are equal.
 TIES = np.random.default_rng(2).integers(-1, 2, (NUM_ROWS, WIDTH)).astype(np.float32)
-
-
-def tied_order(queries, depth):
-    """Small whole numbers: products are exact, and many are equal."""
-    products = queries @ TIES.T
-    rows = np.broadcast_to(np.arange(NUM_ROWS), products.shape)
-    return np.lexsort((rows, -products))[:, :depth]
 
 
 @pytest.mark.parametrize("depth", [1, 150, NUM_ROWS])
@@ -68,4 +58,5 @@ def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
     found = search.retrieve_examples(QUERIES, depth)
-    np.testing.assert_array_equal(found.rows, tied_order(queries, depth))
+    expected = np.argsort(-(queries @ TIES.T), axis=1, kind="stable")[:, :depth]
+    np.testing.assert_array_equal(found.rows, expected)
