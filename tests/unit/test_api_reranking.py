@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LM_KINDS, SENTENCES, one_quick
-from small_reranking import TRAIN, TWO
+from small_reranking import TRAIN, TWO, open_lm
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pgra
@@ -22,11 +22,11 @@ QUERIES = [one.text for one in TWO]
 
 @pytest.fixture
 def make(lm_dirs):
-    """Make a reranker of a tiny LM, for sst2 with four shots unless told otherwise."""
+    """Make a reranker of an open tiny LM, for sst2 with four shots unless told otherwise."""
 
     def make(lm="gpt2", **how):
-        lm = str(lm_dirs[lm]) if isinstance(lm, str) else lm
-        return pgra.Reranker(lm, **{"task": "sst2", "examples": SHOTS, "device": "cpu", **how})
+        lm = open_lm(str(lm_dirs[lm])) if isinstance(lm, str) else lm
+        return pgra.Reranker(lm, **{"task": "sst2", "examples": SHOTS, **how})
 
     return make
 

@@ -22,7 +22,7 @@ from pgra.reader.fid import FusionReader
 
 HEADS, KEY_HEADS, WIDTH, S = 4, 2, 8, 11
 LAYER = SimpleNamespace(layer_idx=1, is_causal=True, num_key_value_groups=HEADS // KEY_HEADS)
-few = settings(max_examples=12, derandomize=True, deadline=None)
+few = settings(max_examples=12)
 
 
 def draw(rows, tokens, heads=HEADS):

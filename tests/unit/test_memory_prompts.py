@@ -93,7 +93,7 @@ def every_way(few_shot, question, feedback):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(few_shot=st.sampled_from(PROMPTS), question=TYPED, feedback=TYPED)
 def test_whatever_users_type_a_prompt_has_the_parts_that_it_has_with_plain_words(
     few_shot, question, feedback
