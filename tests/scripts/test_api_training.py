@@ -16,7 +16,6 @@ from scripted import call, read_json
 import pgra
 from pgra.commands.predict import main as predict_main
 from pgra.commands.train import push
-from pgra.data.corpus import open_corpus
 from pgra.errors import PgraError
 from pgra.reader.record import fetch_reader
 
@@ -95,8 +94,6 @@ def test_an_index_gives_corpus_encoder_and_its_own_folder(bench, ours, tmp_path)
     assert run.predict(TEXTS[0]).scores == ours.predict(TEXTS[0]).scores
     with pytest.raises(PgraError, match="build it with path=FOLDER"):
         make(bench, "temporary", corpus=pgra.Index.build(SENTENCES, encoder=bench.encoder))
-    corpus = open_corpus(bench.corpus, tmp_path / "read")
-    assert make(bench, "indexed2", corpus=corpus).predictions == ours.predictions
 
 
 class Longest(pgra.BaseReranker):

@@ -5,10 +5,12 @@ import statistics
 
 import pytest
 from conftest import contents
-from scripted import call, finish
+from processes import launch
+from scripted import call
 
 from pgra.artifacts import lock_folder
 from pgra.cli import main as pgra
+from pgra.commands.train import main as train_main
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +40,10 @@ def test_a_run_in_use_is_refused(bench, first):
 
 
 def test_two_processes_train_as_one(bench, first):
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     two = {"artifacts_dir": bench.root / "two", "per_device_train_batch_size": 2}
-    told = finish([*launch, "train.py", *bench.argv("two", **two)])
+    called = launch(call, train_main, bench.argv("two", **two))
+    assert [each.code for each in called] == [0, 0], called
+    told = "".join(each.out + each.err for each in called)
     assert told.count("95 % interval") == told.count("sst2: 36 training") == 1  # one speaks
     one, both = bench.predictions("first"), bench.predictions("two")
     assert bench.metrics("two")["n"] == bench.metrics("first")["n"] == len(both)
@@ -52,7 +55,7 @@ def test_two_processes_train_as_one(bench, first):
         )
         assert a["scores"] == pytest.approx(b["scores"], abs=1e-3)
     # One process alone uses what several have trained; another number of them is another training.
-    assert bench.evaluate("two", "--output_dir", bench.root / "alone").code == 0
+    assert bench.evaluate("two", "--output_dir", bench.root / "again").code == 0
     predicted = call(pgra, ["predict", "A funny film.", "--run", str(bench.run("two")), "--json"])
     assert json.loads(predicted.out)["text"] == "A funny film.", predicted.err
     assert "num_processes 2, this run asks for 1" in bench.train("two", **two).error
@@ -66,12 +69,9 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_is_taken_up_beside_a_new_
     found = [bench.metrics(f"three/seed-{s}")["value"] for s in range(3)]
     mean, sd = statistics.mean(found), statistics.stdev(found)
     assert f"{mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds: 0 1 2)" in three.out
-    pattern = bench.run("p-{seed}")
-    bench.make("", output_dir=pattern, seed=None, seeds=2, **STEPS)
-    one, two, alone = (
-        (folder / "reader/model.safetensors").read_bytes()
-        for folder in (*(bench.run("three") / f"seed-{s}" for s in (1, 2)), bench.run("p-2"))
-    )
+    bench.make("alone", **{**STEPS, "seed": 2})
+    folders = (bench.run(name) / "reader" for name in ("three/seed-1", "three/seed-2", "alone"))
+    one, two, alone = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert two == alone != one
     before = contents(bench.run("three"))
     called = bench.make("three", seed=None, seeds=[0, 1, 2, 3], **STEPS)

@@ -18,11 +18,6 @@ from pgra.methods.stages import Stages
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def no_budget_is_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def write(tmp_path, args):
     """Write a grid on tiny models: everything but what is varied is in its base."""

@@ -32,13 +32,9 @@ def test_it_chooses_the_nearest_that_are_no_copies_of_the_query(encoder):
 
 
 def test_every_kind_of_pool_is_one_pool(encoder):
-    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import Dataset
 
     rows = [{"text": text, "label": label} for text, label in TALK]
-    numbered = Dataset.from_list(
-        [{"text": t, "label": ["billing", "bug"].index(name)} for t, name in TALK],
-        features=Features({"text": Value("string"), "label": ClassLabel(names=["billing", "bug"])}),
-    )
     pools = [
         TALK,
         iter(TALK),
@@ -46,7 +42,6 @@ def test_every_kind_of_pool_is_one_pool(encoder):
         [pgra.Example(str(n), {"text": t}, name) for n, (t, name) in enumerate(TALK)],
         Dataset.from_list(rows),
         Dataset.from_list(rows).to_pandas(),
-        numbered,
     ]
     prompts = {
         pgra.ExemplarSelector(pool, encoder=encoder).prompt("pay what?", 3) for pool in pools

@@ -50,7 +50,6 @@ def test_what_ends_a_command_is_one_line_and_a_code(error, code, told, capsys):
     "error",
     [
         ValueError("ours"),
-        RuntimeError("ours"),
         RuntimeError("Expected all tensors to be on one device, but found cuda:0 and cpu"),
     ],
 )

@@ -16,12 +16,6 @@ QUERIES = [Example(f"test-{i}", {"text": f"Film number {i}."}) for i in range(9)
 NUM_ROWS, WIDTH = 400, 32
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Many blocks of passages, as a large corpus has."""
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
-
-
 def put(bank, keys, states, shard_rows=64):
     """Write chosen states into a bank, as if an LM had given them."""
     of = dict(zip(keys.tolist(), torch.from_numpy(states), strict=True))
@@ -55,6 +49,7 @@ TIES = np.random.default_rng(2).integers(-1, 2, (NUM_ROWS, WIDTH)).astype(np.flo
 @pytest.mark.parametrize("depth", [1, 150, NUM_ROWS])
 def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)  # many blocks
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
     found = search.retrieve_examples(QUERIES, depth)

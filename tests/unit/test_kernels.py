@@ -22,7 +22,6 @@ from pgra.reader.fid import FusionReader
 
 HEADS, KEY_HEADS, WIDTH, S = 4, 2, 8, 11
 LAYER = SimpleNamespace(layer_idx=1, is_causal=True, num_key_value_groups=HEADS // KEY_HEADS)
-few = settings(max_examples=12)
 
 
 def draw(rows, tokens, heads=HEADS):
@@ -72,7 +71,7 @@ def in_two_parts(query, key, value, prefix=PREFIX, scaling=0.3, **kwargs):
     return attend(LAYER, query, key, value, None, scaling=scaling, cascade=cascade, **kwargs)[0]
 
 
-@few
+@settings(max_examples=12)
 @given(st.integers(1, 4), st.integers(1, 7), st.sampled_from([1.0, 1000.0]))
 def test_two_parts_are_softmax_over_all_keys(rows, tokens, scale):
     query, key, value = draw_all(rows, tokens)

@@ -145,7 +145,6 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
 SITUATIONS = [
     {"situation": "giving a lift to a stranger in the rain", "category": "care", "label": "GOOD"},
     {"situation": "peeping at a rival's cards", "category": "Cheating", "label": "bad"},
-    {"situation": "giving a lift to a stranger in the snow", "category": "care", "label": "OKAY"},
 ]
 LINE = {
     "type": "syn",
@@ -167,7 +166,7 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     (fact,) = read("webquestions", [{"question": "who?", "answers": ["A B", "A"]}])
     assert (fact.kind, fact.feedback, fact.expected) == ("question", "A B", ("A B", "A"))
     steps = read("ert_cat", SITUATIONS)
-    assert [step.kind for step in steps] == ["care", "cheating", "care"]
+    assert [step.kind for step in steps] == ["care", "cheating"]
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
     with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'fine' is none of good, bad"):

@@ -1,10 +1,11 @@
 """Runs and grids are read back with checks; what is damaged is refused by name."""
 
 import pytest
-from planted_runs import edit, plant, plant_grid
+from planted_runs import plant, plant_grid
 
+from pgra.artifacts import write_json
 from pgra.errors import ArtifactError
-from pgra.report.results import load_collection, load_run
+from pgra.report.results import load_collection, load_run, read_object
 
 
 def found_in(*paths):
@@ -72,6 +73,7 @@ def test_a_file_of_another_run_is_named_where_one_was_swapped(tmp_path, name):
 def test_numbers_are_those_of_the_predictions_whatever_the_metrics_say(tmp_path):
     folder = plant(tmp_path / "a", n=10, wrong=[1])
     whole = load_run(folder)
-    edit(folder / "metrics.json", value=0.95, n=11, interval_95=[0.9, 1.0])
+    values = {**read_object(folder / "metrics.json"), "value": 0.95, "n": 11, "files": {}}
+    write_json(folder / "metrics.json", values)
     run = load_run(folder)
     assert (run.value, run.n, run.interval) == (0.9, 10, whole.interval)
