@@ -12,6 +12,7 @@ from small_training import at_batch, run_files, signal_self
 from pgra.core import ALONE
 from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.methods.arguments import METHODS
+from pgra.methods.base import open_method
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
