@@ -154,7 +154,7 @@ class Asking:
         if args.rerank.reranker == "prompted":
             one = Reranker(opened.reranker.encoder, similarity=args.rerank.similarity)
             context = replace(context, shared={"reranker": one})
-        reference = Reference(train, self.data.choice.prompt_words if self.data.labels else {})
+        reference = Reference(train, self.data.task.prompt_words)
         return Stages(args, context, opened.prompt, self.data, reference=reference)
 
     def measure(self) -> dict[str, Any]:
