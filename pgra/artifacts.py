@@ -325,7 +325,9 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
             )
         manifest = Manifest(**values)
     if stage not in (None, manifest.stage):
-        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
+        raise ArtifactError(
+            f"{folder} was made by stage '{manifest.stage}', not by '{stage}': give another folder"
+        )
     return manifest
 
 

@@ -109,6 +109,7 @@ class Rule:
         group: Its group in the help, if not its class's.
         off: What `--no_NAME` does, for a switch that is on by default.
         writes: Whether it names a file to write, which no other argument may name.
+        is_distinct: Whether no item of a list may stand in it twice.
     """
 
     choices: Collection[str] | None = None
@@ -124,6 +125,7 @@ class Rule:
     group: str = ""
     off: str = ""
     writes: bool = False
+    is_distinct: bool = False
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -131,6 +133,9 @@ class Rule:
         if self.must_be_given and not value:
             raise ConfigError(f"--{name} is missing: give it ({self.help.rstrip('.')})")
         if isinstance(value, list):
+            if self.is_distinct and len({*value}) < len(value):
+                shown = " ".join(map(str, value))
+                raise ConfigError(f"{name} {shown}: give each value once")
             for item in value:
                 self.check(name, item)
         if value is None or isinstance(value, list):

@@ -39,6 +39,7 @@ class SeriesArguments(Arguments):
         is_common=True,
         least=0,
         most=(1 << 32) - 1,
+        is_distinct=True,
     )
 
 

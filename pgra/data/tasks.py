@@ -91,6 +91,8 @@ class _Sourced:
 
     def __post_init__(self) -> None:
         self._check_types()
+        if self.name in ("", ".", "..") or {*self.name} & {*"/\\"}:
+            raise ConfigError(f"a task's name is '{self.name}': it names folders, so take words")
         check_distinct("inputs", self.inputs)
         if self.target in self.inputs:
             raise ConfigError(f"an input cannot be named '{self.target}'")

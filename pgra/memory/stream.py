@@ -14,6 +14,7 @@ start without asking the LM again.
 """
 
 import json
+import logging
 import math
 import random
 import shutil
@@ -53,6 +54,8 @@ from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
 from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
+
+logger = logging.getLogger(__name__)
 
 SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _RUN_FILE, _STEPS_FILE, _METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
@@ -390,11 +393,13 @@ class StreamArguments(PromptedArguments):
         "That a user who was misunderstood says what was meant.",
         above=0,
         most=1,
+        is_distinct=True,
     )
     seeds: list[int] = arg(
         [0],
         "Of the user's draws, and of the stream where it is shuffled.",
         least=0,
+        is_distinct=True,
     )
     prefix: str = arg(
         "fixed",
@@ -418,18 +423,20 @@ class StreamArguments(PromptedArguments):
 
     def plan(self) -> list[Variant]:
         """List the variants."""
-        clarified = list(dict.fromkeys(self.clarification_probabilities))
         return [
             Variant(system, p, seed)
-            for seed in dict.fromkeys(self.seeds)
+            for seed in self.seeds
             for system in SYSTEMS
             if system in self.systems
-            for p in ([0.0] if system == "no-mem" else clarified)
+            for p in ([0.0] if system == "no-mem" else self.clarification_probabilities)
         ]
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
         """Return the stream of a seed."""
         steps = read_stream(Path(self.stream), family)
+        if self.num_steps and self.num_steps > len(steps):
+            known = (self.stream, len(steps), self.num_steps)
+            logger.warning("%s has %d questions, fewer than the %d steps asked for", *known)
         if self.shuffle:
             random.Random(seed).shuffle(steps)
         return steps[: self.num_steps]

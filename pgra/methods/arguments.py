@@ -295,8 +295,12 @@ class RunArguments:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
         if first == "exhaustive" and self.retriever.index_factory != "Flat":
             raise ConfigError("retriever 'exhaustive' has no index: leave --index_factory out")
-        if self.runtime.method == "rag" and not count:
-            raise ConfigError("method 'rag' reads evidence: --num_evidence must be at least 1")
+        named = self.runtime.method
+        if named in ("exhaustive", "fid", "rag", "random") and not count:
+            raise ConfigError(
+                f"method '{named}' reads evidence: --num_evidence must be at least 1 (a reader "
+                "without any is --method plain)"
+            )
         if count > self.retriever.num_candidates:
             raise ConfigError(
                 f"num_evidence ({count}) exceeds num_candidates ({self.retriever.num_candidates}): "

@@ -101,12 +101,7 @@ class Classifier:
         Raises:
             ConfigError: If a label has no example, or there are fewer than two.
         """
-        if absent := [label for label in self.labels if label not in labels]:
-            raise ConfigError(
-                f"a head learns each label from examples beside those in the prompt, and none of "
-                f"{len(labels)} has label {', '.join(map(repr, absent))}: give some, or lower "
-                "num_exemplars"
-            )
+        _check_labels(self.labels, labels)
         places = {label: number for number, label in enumerate(self.labels)}
         targets = np.array([places[label] for label in labels])
         head = fit_head(states, targets, len(self.labels))
@@ -130,6 +125,15 @@ class Classifier:
         scores = self.score(self.encoder.encode_examples(asked))
         found = decide([example.id for example in asked], scores, self.labels)
         return found if isinstance(queries, list) else found[0]
+
+
+def _check_labels(labels: Sequence[str], given: Sequence[str]) -> None:
+    if absent := [label for label in labels if label not in given]:
+        raise ConfigError(
+            f"a head learns each label from examples beside those in the prompt, and none of "
+            f"{len(given)} has label {', '.join(map(repr, absent))}: give some, or lower "
+            "num_exemplars"
+        )
 
 
 def _task_of(examples: Iterable[Any], template: str) -> Task:
@@ -185,6 +189,9 @@ class HeadMethod(Method):
         made_of, name = encoder.fingerprint, f"{bank_name(encoder.lm.source.name)}-queries"
         folder = artifact_dir(self.context.artifacts / "banks", name, made_of)
         self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
+
+    def check(self) -> None:
+        _check_labels(self.data.labels, [str(example.label) for example in self.data.train])
 
     def identity(self) -> dict[str, Json]:
         return dict(self.classifier.encoder.fingerprint)

@@ -396,6 +396,8 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     for folder in folders.values():
         if (folder / GRID_FILE).is_file():
             groups.append(load_grid(folder))
+            if not groups[-1].runs:
+                logger.warning("report: %s has no finished run (yet), and is left out", folder)
         elif (folder / METRICS_FILE).is_file():
             runs += load_measures(folder)
         else:

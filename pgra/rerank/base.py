@@ -45,7 +45,8 @@ class RerankArguments(StateArguments):
 
     reranker: str = arg(
         "prompted",
-        "prompted (the paper's), cross-encoder, none (the first stage's best), or module:Class.",
+        "prompted (the paper's), likelihood (for questions and facts), cross-encoder, causal, none "
+        "(the first stage's best), or module:Class.",
         is_open=True,
         is_common=True,
     )

@@ -6,6 +6,7 @@ several, the log-probability of the class named "relevant" or "entailment"; of t
 the second.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -16,6 +17,8 @@ from pgra.core import Json
 from pgra.errors import ModelError
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Tokens
+
+logger = logging.getLogger(__name__)
 
 _RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
 _UNNAMED = ["label_0", "label_1"]  # what transformers calls two classes
@@ -63,6 +66,8 @@ class CrossEncoderReranker(PairReranker):
         known = [label.lower() for label in labels]
         for name in (*_RELEVANT, *(_UNNAMED[1:] if known == _UNNAMED else ())):
             if name in known:
+                said = (self.source.name, labels[known.index(name)], ", ".join(labels))
+                logger.info("%s: ranks by its class '%s' of %s", *said)
                 return known.index(name)
         raise ModelError(
             f"'{self.source.name}' has the classes {', '.join(labels)}: call the one that counts "

@@ -91,7 +91,7 @@ class LikelihoodReranker(PairBankReranker):
                 longest = max((texts[place] for place in places), key=len)
                 raise ConfigError(
                     f"the LM reads {self.limit} tokens, which have no room for a passage and the "
-                    f"query '{longest[:80]}': use an LM with a longer window"
+                    f"query '{longest[:80]}': use a longer window, or more --max_prompt_tokens"
                 )
             prompts.append([*lead, *ids])
             own.append(mine)

@@ -268,7 +268,10 @@ class PairReranker(PairBankReranker):
 
         length = bisect_right(range(len(passage) + 1), max_tokens, key=count_tokens) - 1
         if length < 0:
-            raise ConfigError(f"a query does not fit {max_tokens} tokens: '{query[:80]}'")
+            raise ConfigError(
+                f"a query does not fit {max_tokens} tokens: '{query[:80]}': shorten it, or let the "
+                "model read longer pairs"
+            )
         return passage[:length]
 
     def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:

@@ -15,6 +15,7 @@ verbalizer: {negative: terrible, positive: great}
 """
 
 
+LIKELIHOOD = "rerank a --task sst2 --reranker likelihood --likelihood_template"
 # One of each kind of mistake: the words of a command, and the value that its line holds.
 KINDS = {
     "unknown command": ("trian", "trian"),
@@ -40,6 +41,14 @@ KINDS = {
     "damaged memory": ("memory list --memory damaged.sqlite", "damaged.sqlite"),
     "no finished run": ("evaluate --run folder", "folder"),
     "no index": ("search a --index_dir folder", "folder"),
+    "repeated seed": ("train --task sst2 --seeds 1 2 1", "seeds 1 2 1"),
+    "evidence of no text": ("train --task sst2 --method fid --num_evidence 0", "'fid' reads"),
+    "template without a place": (f"{LIKELIHOOD} {{passage}}", "likelihood_template is '{passage}'"),
+    "template that goes on": (f"{LIKELIHOOD} {{query}}{{passage}}", "end it with {query}"),
+    "causal template": ("rerank a --reranker causal --causal_template {query}", "is '{query}'"),
+    "LM without states": ("train --method head --lm openai:toy", "'openai:toy'"),
+    "label that no head learns": ("train --method head --lm LM", "'positive'"),
+    "window too small": ("train --method head --lm LM --max_prompt_tokens 8", "may read 8"),
 }
 FILES = {
     "corpus.txt": "one film\nanother film\n",
@@ -49,12 +58,14 @@ FILES = {
     "twice.yaml": TASK + "labels: [bad, good]\n",
     "twice.jsonl": '{"text": "a", "text": "b"}\n',
     "label.jsonl": '{"text": "a", "label": "postive"}\n',
+    "one.jsonl": '{"text": "a", "label": "negative"}\n' * 9,
     "column.csv": "words,label\na,positive\n",
     "ragged.tsv": "text\tlabel\na\tpositive\t1\n",
     "damaged.parquet": "PAR1 and no more",
     "damaged.sqlite": "no memory " * 100,
 }
 ICL = "--task sst2 --test_file label.jsonl --decide_by vote --encoder bm25 --output_dir out"
+HEAD = "--num_exemplars 0 --task sst2 --train_file one.jsonl --output_dir out"
 
 
 @pytest.fixture
@@ -67,10 +78,13 @@ def mistakes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(kind, mistakes, capfd):
+def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(
+    kind, mistakes, lm_dirs, capfd
+):
     line, value = KINDS[kind]
     line += f" {ICL}" if line.startswith("icl") else ""
-    assert main(line.split()) == 2
+    line += f" {HEAD}" if "--method head" in line else ""
+    assert main([str(lm_dirs["opt"]) if word == "LM" else word for word in line.split()]) == 2
     told = capfd.readouterr()
     assert told.out == ""
     *_, error = told.err.splitlines()

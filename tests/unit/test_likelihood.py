@@ -1,4 +1,6 @@
-"""Likelihood and causal rerankers against stock calls of transformers."""
+"""Likelihood and causal rerankers against transformers and sentence-transformers."""
+
+import json
 
 import numpy as np
 import pytest
@@ -9,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pgra
 from pgra.errors import ConfigError
+from pgra.lm.generate import PromptReader
 from pgra.rerank.base import CausalRerankerArguments, LikelihoodArguments
-
-ASKED = "Is {passage} an answer to {query}? It is"
+from pgra.rerank.causal import TEMPLATES
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_it_is_the_mean_chance_of_the_querys_tokens_after_the_passage(start, lm_
 @pytest.mark.slow
 def test_a_long_passage_loses_its_end_and_a_query_without_room_is_refused(start, lm_dirs):
     options = LikelihoodArguments()
-    short = start(options, lm=str(lm_dirs["opt"]), max_prompt_tokens=40)
+    short = start(options, lm=str(lm_dirs["opt"]), max_prompt_tokens=30)
     whole = start(options, lm=str(lm_dirs["opt"]))
     assert not np.array_equal(scores(short), scores(whole))
     assert short.num_cut > 0 == whole.num_cut
@@ -55,32 +57,52 @@ def test_a_long_passage_loses_its_end_and_a_query_without_room_is_refused(start,
         scores(start(options, lm=str(lm_dirs["opt"]), max_prompt_tokens=12))
 
 
-@pytest.mark.parametrize("ids", [(40, 50), (40,)])
-def test_a_causal_reranker_gives_the_words_logits(start, lm_dirs, ids):
-    folder = str(lm_dirs["llama"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_published_template_gives_sentence_transformers_scores(start, lm_dirs, name):
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    template, words = TEMPLATES[name]
+    folder, words = str(lm_dirs["llama"]), ["1", "0"][: len(words)]  # tokens of the tiny LM
+    shown = json.dumps(template)
+    for role, place in (("query", "{query}"), ("document", "{passage}")):
+        found = f"(messages | selectattr('role', 'eq', '{role}') | first).content"
+        shown = shown.replace(place, f'" ~ {found} ~ "')
+    how = {
+        "transformer_task": "text-generation",
+        "processor_kwargs": {"chat_template": "{{" + shown + "}}"},
+    }
+    module = Transformer(folder, **how)
+    ids = module.tokenizer.convert_tokens_to_ids(words)
+    stock = CrossEncoder(modules=[module, LogitScore(*ids)], device="cpu")
     options = CausalRerankerArguments(
-        causal_reranker=folder,
-        causal_template=ASKED,
-        causal_words=[tokenizer.decode([number]) for number in ids],
+        causal_reranker=folder, causal_template=template, causal_words=words
     )
     found = scores(start(options))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for i, j in zip(*np.nonzero(ROWS >= 0), strict=True):
-        text = ASKED.replace("{passage}", SENTENCES[ROWS[i, j]]).replace("{query}", QUERIES[i].text)
-        line = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-        last = model(**line).logits[0, -1].detach()
-        expected = float(last[ids[0]] - (last[ids[1]] if len(ids) > 1 else 0))
-        assert found[i, j] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    pairs = [
+        (QUERIES[i].text, SENTENCES[ROWS[i, j]])
+        for i, j in zip(*np.nonzero(ROWS >= 0), strict=True)
+    ]
+    expected = stock.predict(pairs, activation_fn=torch.nn.Identity(), show_progress_bar=False)
+    np.testing.assert_allclose(found[ROWS >= 0], expected, rtol=1e-4, atol=1e-5)
+    assert np.ptp(expected) > 0.01  # the control: passages differ
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["{passage} alone", "{query} alone", "{passage} {query} {query}", "{query} {passage}"],
-)
-def test_a_template_without_its_two_places_is_refused(wrong):
-    with pytest.raises(ConfigError, match="likelihood_template is"):
-        LikelihoodArguments(likelihood_template=wrong).check()
+def test_a_passage_is_read_once_for_all_queries_that_share_it(start, lm_dirs, monkeypatch):
+    reranker, read = start(LikelihoodArguments(), lm=str(lm_dirs["opt"]), bank_shard_rows=99), []
+    reranker.lm.reader.check()
+    run = PromptReader._run
+    monkeypatch.setattr(
+        PromptReader, "_run", lambda *a, **how: read.append(a[1].numel()) or run(*a, **how)
+    )
+    reranker.prepare(QUERIES, np.tile(np.arange(3), (len(QUERIES), 1)))
+    lm, texts = reranker.lm, [f"Passage: {text}\nQuestion:" for text in SENTENCES[:3]]
+    passages = sum(map(len, lm.tokenize(texts)))
+    queries = sum(len(ids) for ids in lm.tokenize([f" {query.text}" for query in QUERIES]))
+    apart = len(QUERIES) * passages + 3 * queries  # what nine pairs have, read one by one
+    assert passages < sum(read) < 0.65 * apart  # with padding
 
 
 def test_a_model_without_a_known_template_names_the_way_out(start, lm_dirs):

@@ -25,6 +25,21 @@ SCRIPTS = {
     "Thai": ("วันนี้อากาศดีมาก", "อากาศ", "กดน"),
     "Myanmar": ("ကျွန်တော်မြန်မာစာဖတ်တယ်", "မြန်မာ", "စာမာ"),
 }
+WORDS = {  # worked by hand: spaces part words, and pairs of characters where there are none
+    "Straße, café!": ["strasse", "café"],
+    "Мой КОТ": ["мой", "кот"],
+    "ΟΔΌΣ·": ["οδόσ"],
+    "שָׁלוֹם": ["שָׁלוֹם"],
+    "می‌خواهم": ["میخواهم"],
+    "कल बारिश।": ["कल", "बारिश"],
+    "我有猫。猫": ["我有", "有猫", "猫"],
+    "カタカ ひら": ["カタ", "タカ", "ひら"],
+    "오늘 날씨": ["오늘", "날씨"],
+    "อากาศ": ["อา", "าก", "กา", "าศ"],
+    "ນ້ຳໃຈ": ["ນ້ຳ", "ຳໃ", "ໃຈ"],
+    "ខ្មែរ": ["ខ្មែ", "មែរ"],
+    "မြန်": ["မြန်"],
+}
 OTHERS = ["red stone", "blue hill", "green sea", "wide town"]
 
 
@@ -51,6 +66,11 @@ def test_equal_texts_are_equal_however_they_are_coded_and_marked(script):
         for lookup in (EditLookup(memory.log), RelativeEditLookup(memory.log)):
             best = lookup.scores.most
             assert [lookup.find(q)[0].score == best for q in (asked, other)] == [True, False]
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_words_of_ten_scripts_are_those_worked_by_hand(text):
+    assert split_words(text) == [unicodedata.normalize("NFC", word) for word in WORDS[text]]
 
 
 def test_outer_marks_are_stripped_and_what_belongs_to_a_name_is_not():
