@@ -35,11 +35,6 @@ def test_what_was_kept_is_found_again_and_nothing_else(answers):
     assert AnswersCache(answers.path.parent).find(["none", *kept]) == kept
 
 
-def run_sql(path, *statements):
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        return [db.execute(*statement).fetchall() for statement in statements]
-
-
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 6), column=st.integers(0, 1))
 def test_no_flipped_bit_changes_an_answer_and_a_damaged_one_is_replaced(
     place, bit, column, tmp_path_factory
