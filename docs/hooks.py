@@ -1,6 +1,7 @@
 """Pages of the site that are made from the code: commands, task YAML, Python."""
 
 import io
+import re
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -21,6 +22,11 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name a file that is not of the site, where code hosts have a link to it."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)", r"\1 (`\2`)", markdown)
 
 
 def shown(*words: str) -> str:

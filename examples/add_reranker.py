@@ -6,7 +6,7 @@ r"""A reranker of your own in one file: passages that share most words with the 
         --encoder bundled:minilm-l6 --num_candidates 50
 
 The name `module:Class` is taken wherever a reranker is named: pgra rerank, train, plan, a grid's
-YAML, `pgra.train(reranker=...)`. Guide: docs/architecture.md.
+YAML, `pgra.train(reranker=...)`. Guide: docs/extend.md.
 """
 
 import argparse

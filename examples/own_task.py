@@ -6,7 +6,7 @@ r"""A task of your own, end to end: your CSV, a corpus, a trained reader, its me
         --encoder sentence-transformers/all-MiniLM-L6-v2
 
 The LM picks passages for each message, the T5 reads them beside it and names the label. The run
-lies in runs/. Thirty rows show how it is done, not how good it is. Guide: docs/training.md.
+lies in runs/. Thirty rows show how it is done, not how good it is. Guide: docs/classify.md.
 """
 
 import argparse

@@ -222,6 +222,6 @@ def default_learning_rate(width: int, steps: int) -> float:
     """Return the default rate: 8e-5 x 768 / width x (5000 / steps)^(1/3), to 1e-3.
 
     The paper's for SST-2 (table 7) with its T5-base and 5,000 steps; smaller readers (hidden size
-    `width`) and shorter trainings need more (docs/training.md).
+    `width`) and shorter trainings need more (docs/classify.md).
     """
     return float(f"{min(1e-3, 8e-5 * 768 / width * (5000 / max(steps, 1)) ** (1 / 3)):.2g}")

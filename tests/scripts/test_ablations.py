@@ -1,4 +1,4 @@
-"""Every command of docs/ablations.md runs, on tiny models and real text.
+"""Every command of docs/reproduce.md runs, on tiny models and real text.
 
 The page is where the commands are read: a table or figure that it names is one that can be made.
 """
@@ -23,7 +23,7 @@ from pgra.experiments.grid import read_grid
 from pgra.memory.families import load_family
 from pgra.report.compare import load_reference
 
-PAGE = (ROOT / "docs/ablations.md").read_text()
+PAGE = (ROOT / "docs/reproduce.md").read_text()
 COMMANDS = re.findall(r"^\| [^`|]+ \| `([^`]+)` \|", PAGE, re.M)
 SIZE_OF_PAPERS = {"PGRA": (13, 6), "KATE": (11, 3), "MemPrompt": (13, 11)}
 # So small that a grid takes seconds: what is proven is that all runs, on real text.

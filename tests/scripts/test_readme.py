@@ -10,7 +10,7 @@ from pgra.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted(page for place in ("*", "docs/*", "notes/*") for page in ROOT.glob(f"{place}.md"))
 CSV_ROWS = [
     (f"{start} {noun} {end}", label)
     for start, end, label in (("Where is the", "?", "question"), ("There is the", ".", "statement"))

@@ -111,7 +111,7 @@ def test_every_shipped_grid_is_read_and_says_what_it_is(name):
 
 
 def test_the_example_in_the_docs_is_a_grid(tmp_path):
-    text = (Path(__file__).parents[2] / "docs/ablations.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reproduce.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
     (tmp_path / "mine.yaml").write_text(block)
     for demo in (False, True):
