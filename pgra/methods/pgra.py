@@ -9,12 +9,14 @@ evidence), exhaustive (the LM's best of the whole corpus).
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pgra.artifacts import check_fingerprint
 from pgra.core import Context, Example, Json, Prediction, Scores
+from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
@@ -38,7 +40,7 @@ from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import default_learning_rate
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout, build_inputs
+from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature, written
 from pgra.reader.record import (
     ReaderRecord,
@@ -289,6 +291,16 @@ class Pgra(Method):
         """Return the log-probability of each label, (B, C)."""
         scores: Scores = self.reader.score(inputs, self.context)
         return scores
+
+    def score_answers(self, inputs: Any, asked: Sequence[AnsweredExample]) -> list[float]:
+        """Return the log-probability of each question's likeliest right answer, (B,)."""
+        quiet, template, found = replace(self.context, progress=False), self.verbalizer.template, []
+        for row, question in enumerate(asked):
+            words = Verbalizer({answer: answer for answer in question.answers}, template)
+            one = TokenizedInputs([question.id], [None], {}, inputs.segments[row : row + 1])
+            scores = replace(self.reader, verbalizer=words).score(one, quiet)
+            found.append(float(scores.max()))
+        return found
 
     def write(self, inputs: Any) -> list[str]:
         """Return the text that is written for each of the reader's inputs, (B,)."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pgra.core import Example, Json, Scores
+from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.lm import open_lm
@@ -135,6 +136,14 @@ class Ralm(Pgra):
         with progress_bar(inputs, progress=self.context.shows_progress) as advance:
             scores = self.lm.score(inputs, words, advance=advance)
         return np.array(scores, np.float32).reshape(len(inputs), len(words))
+
+    def score_answers(self, inputs: Sequence[str], asked: Sequence[AnsweredExample]) -> list[float]:
+        """Return the log-probability of each question's likeliest right answer, (B,)."""
+        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
+            return [
+                max(self.lm.score([prompt], [f" {a}" for a in one.answers], advance=advance)[0])
+                for prompt, one in zip(inputs, asked, strict=True)
+            ]
 
     def write(self, inputs: Sequence[str]) -> list[str]:
         """Return what the LM writes after each prompt, greedily."""

@@ -254,7 +254,8 @@ def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
     if not np.isfinite(scores).all():
         raise ModelError("the reader's scores are not finite: its weights are broken")
     values = scores.astype(np.float64) - scores.mean(axis=1, keepdims=True, dtype=np.float64)
-    found, bounds = np.empty_like(values), [(0, None), *[(None, None)] * values.shape[1]]
+    found: Values = np.empty_like(values)
+    bounds = [(0, None), *[(None, None)] * values.shape[1]]
     for fold in np.unique(folds):
         rest = folds != fold
         scaled = values - values[rest].mean(axis=0)

@@ -9,6 +9,7 @@ import pytest
 from conftest import with_rerank, with_retriever, write_jsonl
 from method_runs import having, lines_of, run_of
 from small_training import at_batch, run_files, signal_self
+from transformers import T5ForConditionalGeneration
 
 from pgra.core import ALONE
 from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
@@ -111,6 +112,20 @@ def test_the_report_has_columns_of_how_often_evidence_holds_an_answer(args, revi
     assert ("plain", f"{of} hit@1") not in study.results
     assert study.comparisons["random", f"{of} hit@1"].shared == 1
     assert "none of the 12 predictions is right" in runs["fid"][0].metrics["notes"]
+
+
+def test_the_likeliest_answers_log_probability_is_stock_t5s(args, review_files, tmp_path, t5_dir):
+    method = open_method(run_of(asking(args, review_files), "plain", tmp_path / "run"), ALONE)
+    method.open_reader()
+    asked = [replace(one, answers=("film", "a dull film")) for one in method.data.test[:3]]
+    ours = method.score_answers(method.new_inputs(asked, [[]] * 3), asked)
+    stock, tokenizer = T5ForConditionalGeneration.from_pretrained(t5_dir), method.tokenizer
+    for question, value in zip(asked, ours, strict=True):
+        ids = tokenizer(f"question: {question.text}", return_tensors="pt").input_ids
+        told = [tokenizer(answer, return_tensors="pt").input_ids for answer in question.answers]
+        sums = [-stock(input_ids=ids, labels=t).loss.item() * t.shape[1] for t in told]
+        assert value == pytest.approx(max(sums), abs=1e-3)
+        assert max(sums) - min(sums) > 1  # the control
 
 
 def test_what_needs_labels_or_answers_is_refused_on_questions(args, review_files, tmp_path):
