@@ -558,7 +558,8 @@ def _nothing_learnt(
     """Return notes where all answers are one or wrong, or one label alone would do as well."""
     data, metric = method.data, method.data.metric
     said, n = {each.label for each in decided.predictions}, len(decided.predictions)
-    notes = [f"all {n} predictions are '{min(said):.60}'"] if len(said) == 1 < n else []
+    is_one = len(said) == 1 < n and UNDECIDED not in said  # of which its method has a note
+    notes = [f"all {n} predictions are '{min(said):.60}'"] if is_one else []
     pairs = zip(decided.predictions, data.examples(split), strict=True)
     if decided.values is not None:
         is_wrong = decided.values[metric] == 0
