@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "push": ("train:push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "plan": ("plan", "count what the LM has yet to read, and time it"),
+    "worth": ("plan:worth", "ask the untrained reader what evidence is worth to it"),
     "consistency": ("report:consistency", "measure how often evidence has the label of its query"),
     "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "report": ("report", "put runs into one table or figure, with tests"),

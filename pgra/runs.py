@@ -35,7 +35,7 @@ from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, reading
-from pgra.methods.arguments import RunArguments
+from pgra.methods.arguments import RunArguments, WorthArguments
 from pgra.methods.base import (
     Decisions,
     Method,
@@ -44,6 +44,7 @@ from pgra.methods.base import (
     find_method,
     open_method,
 )
+from pgra.methods.worth import measure_worth, take_evidence
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.inputs import Query, read_queries
@@ -409,6 +410,12 @@ def run_all(
     """
     first = next(iter(runs.values()))
     context = _context_of(first, context)
+    if first[first.home].evidence == "auto":
+        worth = measure_worth(first, WorthArguments(), context)
+        logger.info("evidence: %s", worth["why"])
+        runs = {seed: take_evidence(args, worth["changes"]) for seed, args in runs.items()}
+        first = next(iter(runs.values()))
+        context = replace(context, shared={**context.shared, "evidence": worth["why"]})
     shared = open_method(first, context)
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
@@ -489,6 +496,7 @@ def identity(method: Method) -> dict[str, Json]:
         "seed": method.seed,
         **method.identity(),
         **{name: value for name, value in method.fingerprints.items() if name != "run"},
+        **{name: why for name, why in method.context.shared.items() if name == "evidence"},
     }
 
 
@@ -520,6 +528,7 @@ def measure_run(
         "fingerprints": dict(method.fingerprints),
         "notes": [
             *_nothing_learnt(method, split, decided, training or {}),
+            *(why for name, why in method.context.shared.items() if name == "evidence"),
             *method.notes(),
             *decided.notes,
         ],

@@ -1,13 +1,16 @@
-"""Counts what a run's second stage has yet to read, and how long that takes here: `pgra plan`."""
+"""Before a run: what its second stage has yet to read, and what evidence is worth to its reader."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import about, parse_stages, quiet_libraries, say
+from pgra.artifacts import write_json
+from pgra.commands.common import about, parse_run, parse_stages, quiet_libraries, say
 from pgra.config import Arguments, arg
 from pgra.errors import ConfigError
-from pgra.methods.arguments import RunArguments
+from pgra.methods.arguments import RunArguments, WorthArguments
 
 if TYPE_CHECKING:
     from pgra.core import Example, Rows
@@ -120,3 +123,31 @@ def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") 
             break
     bare.release()
     return rate
+
+
+def worth(argv: Sequence[str] | None = None) -> int:
+    r"""Ask the reader as it is what evidence is worth to it, before it is trained.
+
+    Examples:
+      pgra worth --task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 208 \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
+          --model_name_or_path bundled:t5-small-titles --num_candidates 50
+      pgra worth --task sst2 --method ralm --reader_lm bundled:smollm2-135m --sources first_stage
+      pgra worth --task sst2 --reranker cross-encoder --json worth.json
+
+    Takes the flags of pgra train. For 64 to 400 training queries, sources of evidence and numbers
+    of evidence: the bits that the evidence adds to the log-probability of the right label, after a
+    temperature and a bias a label, cross-fitted, with evidence and without. The last line has the
+    flags to train with; pgra train --evidence auto takes them itself.
+    """
+    args, (how,) = parse_run(argv, [WorthArguments], prog="pgra worth", **about(worth))
+    quiet_libraries()
+    from pgra.core import Context
+    from pgra.methods.worth import measure_worth, worth_table
+
+    context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
+    found = measure_worth(args, how, context)
+    if how.json not in (None, "-"):
+        write_json(Path(how.json), found)
+    say(json.dumps(found, indent=2) if how.json == "-" else worth_table(found).to_text())
+    return 0

@@ -165,6 +165,36 @@ class HeadArguments(StateArguments):
     )
 
 
+# The sources of evidence that `pgra worth` compares, each by the reranker's arguments.
+_STATES = ("dot", "whitened_cosine", "calibrated", "head")
+SOURCES: Mapping[str, Mapping[str, Any]] = {
+    "first_stage": {"reranker": "none"},
+    **{name: {"reranker": "prompted", "similarity": name} for name in _STATES},
+    "head_topic": {"reranker": "prompted", "similarity": "head", "topic_weight": 1.0},
+    "likelihood": {"reranker": "likelihood"},
+    "random": {"reranker": "none"},
+}
+
+
+@dataclass(kw_only=True)
+class WorthArguments(Arguments):
+    """Which evidence, and how many queries are asked."""
+
+    num_queries: int = arg(
+        200, "Training examples that are asked, none of the prompt.", least=64, most=400
+    )
+    depths: list[int] = arg([1, 2, 4], "Numbers of evidence that are tried.", least=1)
+    sources: list[str] | None = arg(
+        None,
+        f"What orders the candidates: {', '.join(SOURCES)} (the control), or given (as the "
+        "reranker's arguments say); default: all.",
+        choices=(*SOURCES, "given"),
+    )
+    json: str | None = arg(
+        None, "File for all numbers; - is standard output.", decides=False, writes=True
+    )
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """One of our methods.

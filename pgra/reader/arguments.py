@@ -62,6 +62,13 @@ class FolderArguments(Arguments):
     seed: int = arg(
         0, "Seed of what is drawn, if anything is.", least=0, is_common=True, group="Training"
     )
+    evidence: str = arg(
+        "given",
+        "given (as the arguments say), or auto: what pgra worth finds best, or none.",
+        choices=("auto", "given"),
+        decides=False,  # what it chose does
+        group="Reranker",
+    )
 
 
 @dataclass(kw_only=True)

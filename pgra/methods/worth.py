@@ -1,0 +1,290 @@
+"""What evidence is worth to the reader as it is, before it is trained: `pgra worth`.
+
+    gain(x) = log2 p(y | x, evidence) - log2 p(y | x)        bits, of a training query x
+
+Its mean estimates the V-information that evidence has for this reader beside the query (Xu et al.
+2020, "A Theory of Usable Information under Computational Constraints", arXiv 2002.10689). The
+reader is the untrained T5 of `--method pgra`, or the causal LM of `--method ralm`. Its scores s of
+C labels become the probabilities softmax(a s + b), with a temperature and a bias a label that are
+fitted to the queries of the other folds, with evidence and without alike: what calibration gives is
+no gain. A similarity that learns labels is fitted to the other folds too. Where answers are written
+p is that of the likeliest right one.
+"""
+
+import copy
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgra.artifacts import artifact_dir, build_once, digest, write_json
+from pgra.core import Candidates, Context, Example, Json, Scores, log_softmax
+from pgra.errors import ConfigError, ModelError
+from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
+from pgra.methods.base import open_method
+from pgra.methods.stages import Stages
+from pgra.report.metrics import Values, compare_means, holm
+from pgra.report.results import EvidenceLine, read_object
+from pgra.report.tables import Table
+from pgra.rerank import Reference
+from pgra.rerank.bank import query_key
+from pgra.rerank.head import stratified_folds
+from pgra.rerank.reranker import Reranker
+
+logger = logging.getLogger(__name__)
+
+CONTROL = "random"
+_FILE = "worth.json"
+_LEAST = 64  # queries: with fewer an interval is wider than most gains
+_FOLDS, _SEED = 5, 0
+_FELT = 0.1  # bits from which a query counts as helped or hurt
+_LEARN_NO_LABELS = ("calibrated", "cosine", "dot", "whitened", "whitened_cosine")
+Places = npt.NDArray[np.intp]
+Lines = Sequence[Sequence[EvidenceLine]]
+
+
+def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> dict[str, Any]:
+    """Measure what each source of evidence is worth, or return what was measured before.
+
+    Returns:
+        "rows", one a source and number of evidence; "best", the one of the highest lower bound, if
+        that is above 0, else None; "changes" of the reranker's arguments to train with it, or
+        without evidence; "why", a sentence with the flags; "queries", "without" and "notes".
+
+    Raises:
+        ConfigError: If the method reads no evidence of several sources, or examples are too few.
+        PgraError: If method or first stage cannot be opened.
+    """
+    if args.runtime.method not in ("pgra", "ralm") or "reranker" in context.shared:
+        given = f"--method {args.runtime.method}, or a reranker from Python"
+        raise ConfigError(f"worth compares the evidence of --method pgra and ralm, not of {given}")
+    if args.rerank.per_query:
+        raise ConfigError("worth compares the evidence of one prompt: use --exemplars balanced")
+    asking = Asking(args, how, context)
+
+    def build(aside: Path) -> Mapping[str, Json]:
+        write_json(aside / _FILE, found := asking.measure())
+        return {"queries": found["queries"], "rows": len(found["rows"])}
+
+    made_of = asking.fingerprint
+    folder = artifact_dir(context.artifacts / "worth", asking.method.data.task.name, made_of)
+    build_once(folder, stage="worth", fingerprint=made_of, build=build)
+    return read_object(folder / _FILE)
+
+
+def take_evidence(args: RunArguments, changes: Mapping[str, Any]) -> RunArguments:
+    """Return a run's arguments with others of the reranker, and its options."""
+    rerank, options = replace(args.rerank, **changes), args.rerank_options
+    if rerank.reranker != args.rerank.reranker:
+        cls = OPTIONS["reranker"].get(rerank.reranker)
+        options = cls() if cls else None
+    sections = {name: part for name, part in args.sections.items() if name != "rerank_options"}
+    given = {"rerank_options": options} if options else {}
+    return RunArguments({**sections, "rerank": rerank, **given})
+
+
+class Asking:
+    """Training queries of a run, its reader as it is, and the candidates; no LM has read yet.
+
+    Attributes:
+        targets: The number of each query's label, (n,); 0 where answers are written.
+        folds: Each query's, (n,).
+        sources: By name, the reranker's arguments.
+    """
+
+    def __init__(self, args: RunArguments, how: WorthArguments, context: Context) -> None:
+        """Open the method, draw queries, and find the first stage's candidates and the control's.
+
+        Errors are those of `measure_worth`.
+        """
+        most, own = args.retriever.num_candidates, vars(args.rerank)
+        self.depths = sorted({min(depth, most) for depth in how.depths})
+        given = {name: own[name] for name in ("reranker", "similarity", "topic_weight")}
+        is_known = given["reranker"] in ("likelihood", "none", "prompted")
+        names = how.sources or [*SOURCES, *(() if is_known else ("given",))]
+        self.sources = {name: {"topic_weight": 0.0, **SOURCES.get(name, given)} for name in names}
+        # Opening a method fills in what is not given; one piece of evidence may be the query.
+        args = RunArguments(copy.deepcopy(args.sections))
+        if hasattr(args.reader, "decode"):  # the other way has no probabilities
+            args = args.change("reader", decode="verbalizer")
+        self.args = args.change("rerank", num_evidence=min(self.depths[-1] + 1, most))
+        self.context = Context(artifacts=context.artifacts, device=context.device)
+        reads = any(one["reranker"] in ("likelihood", "prompted") for one in self.sources.values())
+        first = {"reranker": "prompted" if reads else "none", "similarity": "dot"}
+        self.method: Any = open_method(take_evidence(self.args, first), self.context)
+        data = self.method.data
+        if len(data.train) < _LEAST:
+            raise ConfigError(
+                f"worth asks {_LEAST} training examples or more beside those in the prompt, and "
+                f"there are {len(data.train)}: give more, or choose --reranker and --num_evidence"
+            )
+        drawn = np.random.default_rng(_SEED).permutation(len(data.train))[: how.num_queries]
+        self.queries = [data.train[place] for place in sorted(drawn.tolist())]
+        self.data = replace(data, train=self.queries, dev=(), test=())
+        truth = [data.labels.index(str(one.label)) if data.labels else 0 for one in self.queries]
+        self.targets = np.array(truth)
+        self.folds = stratified_folds(self.targets, _FOLDS)
+        drawing = replace(args.retriever, retriever="random", index_dir=None)
+        control = self.args.having(retriever=drawing, retriever_options=None)
+        self.candidates = [self._find(self.args), self._find(control)]
+        training, made_of = self.args.sections.get("training"), self.method.identity()
+        made_of |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
+        opened = self._stages(self.args, data.train).reranker if "given" in names else None
+        self.fingerprint: dict[str, Any] = {
+            **{name: value for name, value in made_of.items() if not hasattr(training, name)},
+            **{**how.deciding(), "sources": self.sources},
+            "given": opened and dict(opened.fingerprint),
+            "options": self.args.rerank_options and self.args.rerank_options.deciding(),
+            "candidates": [digest(found.rows.tolist()) for found in self.candidates],
+        }
+
+    def _find(self, args: RunArguments) -> Candidates:
+        stages = self._stages(take_evidence(args, {"reranker": "none"}), ())
+        stages.find_candidates(("train",))
+        return stages.candidates["train"].candidates
+
+    def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
+        """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
+        opened, context = self.method.stages, self.context
+        if args.rerank.reranker == "prompted":
+            one = Reranker(opened.reranker.encoder, similarity=args.rerank.similarity)
+            context = replace(context, shared={"reranker": one})
+        reference = Reference(train, self.data.choice.prompt_words if self.data.labels else {})
+        return Stages(args, context, opened.prompt, self.data, reference=reference)
+
+    def measure(self) -> dict[str, Any]:
+        """Measure all sources: what `measure_worth` returns."""
+        found, notes = dict[str, tuple[Lines, dict[str, float]]](), []
+        for name in self.sources:
+            try:
+                found[name] = self.find_evidence(name)
+            except (ConfigError, ModelError) as error:
+                notes.append(f"{name} is left out: {error}")
+        self.method.stages.release()
+        if not found:
+            raise ConfigError("; ".join(notes))
+        if self.args.trains:
+            self.method.open_reader()
+        bare, without = self._ask([[] for _ in self.queries])
+        rows: list[dict[str, Any]] = []
+        for name, (lines, cost) in found.items():
+            for depth in self.depths:
+                chances, right = self._ask([line[:depth] for line in lines])
+                rows.append({"source": name, "d": depth, **compare(chances, bare), **right, **cost})
+                logger.info("worth: %s, d = %d: %+.3f bits", name, depth, rows[-1]["bits"])
+        for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+            row["p"] = p
+        known = {"queries": len(bare), "without": {"bits": float(-bare.mean()), **without}}
+        return {"rows": rows, **known, "notes": notes, **self._choose(rows)}
+
+    def find_evidence(self, name: str) -> tuple[Lines, dict[str, float]]:
+        """Return each query's evidence, never the query itself, and seconds and new LM forwards.
+
+        A similarity that learns labels is fitted, for the queries of a fold, to all examples but
+        them.
+        """
+        args, start = take_evidence(self.args, self.sources[name]), time.perf_counter()
+        forwards, first = 0, self.candidates[name == CONTROL]
+        is_prompted, train = args.rerank.reranker == "prompted", self.method.data.train
+        learns = is_prompted and args.rerank.similarity not in _LEARN_NO_LABELS
+        folds = self.folds if learns else np.zeros_like(self.folds)
+        lines: list[list[EvidenceLine]] = [[] for _ in self.queries]
+        for fold in np.unique(folds):
+            places = np.flatnonzero(folds == fold)
+            some = [self.queries[place] for place in places]
+            hidden = {query_key(query) for query in some} if learns else ()
+            stages = self._stages(args, [one for one in train if query_key(one) not in hidden])
+            own = Candidates(first.rows[places], first.scores[places])
+            forwards += stages.reranker.prepare(some, own.rows).num_new
+            best = stages.lines(own, stages.reranker.rerank(some, own))
+            for place, query, found in zip(places, some, best, strict=True):
+                words = query.text.split()
+                lines[place] = [line for line in found if line.text.split() != words]
+            if not is_prompted:
+                stages.release()
+        return lines, {"seconds": time.perf_counter() - start, "forwards": forwards}
+
+    def _ask(self, lines: Lines) -> tuple[Values, dict[str, float]]:
+        """Return log2 of the right answers' probabilities, (n,), and the accuracy of labels."""
+        inputs = self.method.new_inputs(self.queries, lines)
+        if not self.data.labels:
+            return np.asarray(self.method.score_answers(inputs, self.queries)) / np.log(2), {}
+        chances = calibrate(self.method.score(inputs), self.targets, self.folds)
+        accuracy = float((chances.argmax(axis=1) == self.targets).mean())
+        own = chances[np.arange(len(chances)), self.targets]
+        return own / np.log(2), {"accuracy": accuracy}
+
+    def _choose(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the best row, what to train with, and why."""
+        best = max(rows, key=lambda row: (row["source"] != CONTROL, row["low"]))
+        is_worth = best["low"] > 0 and best["source"] != CONTROL
+        found = {**self.sources[best["source"]], "num_evidence": best["d"]}
+        changes = found if is_worth else {"num_evidence": 0}
+        flags = " ".join(f"--{name} {value}" for name, value in changes.items() if value != 0.0)
+        why = (
+            f"{'' if is_worth else 'no evidence is surely worth anything to this reader: '}best is "
+            f"{best['source']} with d = {best['d']}, {best['bits']:+.3f} bits a query "
+            f"({best['low']:+.3f} to {best['high']:+.3f}): train with "
+            f"{flags or '--num_evidence 0'}"
+        )
+        return {"best": best if is_worth else None, "changes": changes, "why": why}
+
+
+def compare(chances: Values, bare: Values) -> dict[str, float]:
+    """Compare log2 of right answers' probabilities, (n,) each: what evidence adds to `bare`."""
+    gap, gains = compare_means(chances, bare, seed=_SEED), chances - bare
+    low, high = gap.interval
+    shares = {"helped": float((gains > _FELT).mean()), "hurt": float((gains < -_FELT).mean())}
+    return {"bits": gap.difference, "low": low, "high": high, "p": gap.p, **shares}
+
+
+def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
+    """Return labels' log-probabilities, (n, C): softmax(a s + b), fitted to the other folds.
+
+    The prior of a, at least 0, and of each b is normal with variance 1. A ModelError if a score is
+    no finite number.
+    """
+    from scipy.optimize import minimize  # a third of a second to import
+
+    if not np.isfinite(scores).all():
+        raise ModelError("the reader's scores are not finite: its weights are broken")
+    values = scores.astype(np.float64) - scores.mean(axis=1, keepdims=True, dtype=np.float64)
+    found, bounds = np.empty_like(values), [(0, None), *[(None, None)] * values.shape[1]]
+    for fold in np.unique(folds):
+        rest = folds != fold
+        scaled = values - values[rest].mean(axis=0)
+        scaled /= scaled[rest].std() or 1
+
+        def loss(fit: Values, scaled: Values = scaled, rest: Any = rest) -> float:
+            chances = log_softmax(fit[0] * scaled[rest] + fit[1:])
+            return float(fit @ fit / 2 - chances[np.arange(rest.sum()), targets[rest]].sum())
+
+        fit = minimize(loss, np.zeros(len(bounds)), bounds=bounds).x
+        found[~rest] = log_softmax(fit[0] * scaled[~rest] + fit[1:])
+    return found
+
+
+def worth_table(worth: Mapping[str, Any]) -> Table:
+    """Return the rows as a table; the choice and the flags stand below it."""
+    title = (
+        f"What evidence is worth to the reader as it is: bits a query over {worth['queries']} "
+        f"training queries, which take {worth['without']['bits']:.3f} without"
+    )
+    rows = [{"source": "without", "accuracy": worth["without"].get("accuracy")}, *worth["rows"]]
+    forms = {
+        **{"source": "", "d": "", "bits": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".3f"},
+        **{"helped": ".0%", "hurt": ".0%", "accuracy": ".1%", "seconds": ".1f", "forwards": ""},
+    }
+    return Table.of(title, rows, forms, [*worth["notes"], _MEANING, worth["why"]])
+
+
+_MEANING = (
+    "low to high: 95 % interval over resamples of queries; p of no gain, by Holm over all rows; "
+    f"helped, hurt: queries that gain or lose more than {_FELT} bits; accuracy after calibration; "
+    "seconds and LM forwards beyond the sources above; random is the control, and never chosen."
+)

@@ -1,0 +1,151 @@
+"""What evidence is worth: bits by hand, controls, hidden labels, and runs that take the best."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import BAD, GOOD, THINGS, review_rows, with_rerank, with_retriever, write_jsonl
+from method_runs import run_of
+
+from pgra.core import ALONE, Context
+from pgra.errors import ArtifactError, ConfigError
+from pgra.methods.arguments import WorthArguments
+from pgra.methods.pgra import Pgra
+from pgra.methods.worth import Asking, calibrate, compare, measure_worth
+from pgra.rerank.bank import query_key
+from pgra.runs import run
+
+TARGETS, FOLDS = np.arange(40) % 2, np.arange(40) // 2 % 5
+
+
+def test_bits_are_of_the_right_answers_probabilities():
+    gains = compare(np.log2([0.5, 0.5, 0.25]), np.log2([0.25, 0.5, 0.5]))
+    assert (gains["bits"], gains["helped"], gains["hurt"]) == (0, 1 / 3, 1 / 3)
+    assert gains["low"] == -gains["high"] < 0
+    gains = compare(np.log2([0.5] * 20), np.log2([0.25] * 20))
+    assert (gains["bits"], gains["low"], gains["high"]) == (1, 1, 1)
+    assert gains["p"] < 0.01
+
+
+def test_calibration_takes_scale_and_bias_and_never_sees_a_querys_own_label():
+    scores = np.random.default_rng(3).normal(size=(40, 2)).astype(np.float32)
+    scores[np.arange(40), TARGETS] += 2
+    ours = calibrate(scores, TARGETS, FOLDS)
+    assert ours[np.arange(40), TARGETS].mean() > np.log(0.6)
+    np.testing.assert_allclose(calibrate(3 * scores + [5, -2], TARGETS, FOLDS), ours, atol=1e-4)
+    np.testing.assert_allclose(calibrate(0 * scores, TARGETS, FOLDS), np.log(0.5), atol=1e-6)
+    flipped = np.where(FOLDS == 2, 1 - TARGETS, TARGETS)
+    moved = (calibrate(scores, flipped, FOLDS) != ours).any(axis=1)
+    assert moved.tolist() == (FOLDS != 2).tolist()
+
+
+@pytest.fixture
+def args(args, tmp_path):
+    """88 reviews, and passages that have their words, one of them a review itself."""
+    passages = [f"{word} {thing} number" for word in GOOD + BAD for thing in THINGS[:4]]
+    rows = review_rows(88)
+    (tmp_path / "corpus.txt").write_text("\n".join([*passages, rows[0]["text"]]) + "\n")
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    return run_of(with_retriever(args, retriever="bm25"), "pgra", tmp_path / "run")
+
+
+@pytest.fixture
+def words_read(monkeypatch):
+    """Have a reader that counts the good and bad words of the evidence."""
+
+    def score(self, lines):
+        texts = [" ".join(line.text for line in own).lower() for own in lines]
+        counts = [[sum(text.count(w) for w in words) for words in (GOOD, BAD)] for text in texts]
+        order = [["positive", "negative"].index(label) for label in self.data.labels]
+        return np.array(counts, np.float32)[:, order]
+
+    monkeypatch.setattr(Pgra, "new_inputs", lambda self, examples, lines: lines)
+    monkeypatch.setattr(Pgra, "score", score)
+
+
+@pytest.mark.slow
+def test_evidence_with_the_answer_is_worth_a_bit_and_random_or_unrelated_labels_nothing(
+    args, words_read, tmp_path
+):
+    found = measure_worth(args, WorthArguments(depths=[1, 8]), Context(artifacts=tmp_path / "a"))
+    rows = {(row["source"], row["d"]): row for row in found["rows"]}
+    assert {d for _, d in rows} == {1, 6}  # no more than candidates
+    assert rows["first_stage", 1]["low"] > 0.5
+    assert rows["first_stage", 1]["accuracy"] > 0.9 > 0.7 > found["without"]["accuracy"]
+    assert rows["random", 1]["low"] < 0.05
+    assert rows["random", 1]["bits"] < 0.2
+    assert found["without"]["bits"] == pytest.approx(1, abs=0.02)  # two labels, half each
+    assert "best is first_stage with d = 1, +" in found["why"]
+    assert found["changes"]["reranker"] == "none"
+    labels = np.random.default_rng(0).permutation([row["label"] for row in review_rows(88)])
+    rows = [{**row, "label": label} for row, label in zip(review_rows(88), labels, strict=True)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    how = WorthArguments(depths=[1], sources=["first_stage", "head"])
+    found = measure_worth(args, how, Context(artifacts=tmp_path / "a"))
+    assert (found["best"], found["changes"]) == (None, {"num_evidence": 0})
+    assert all(row["low"] < 0 for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_a_head_is_fitted_to_none_of_its_queries_and_no_query_finds_itself(
+    args, tmp_path, monkeypatch
+):
+    asking = Asking(args, WorthArguments(depths=[6]), Context(artifacts=tmp_path / "a"))
+    fitted, open_stages = [], Asking._stages
+    monkeypatch.setattr(
+        Asking,
+        "_stages",
+        lambda self, a, train: fitted.append(train) or open_stages(self, a, train),
+    )
+    for name, count in (("head", 5), ("whitened_cosine", 1)):
+        fitted.clear()
+        lines, cost = asking.find_evidence(name)
+        assert len(fitted) == count
+        assert cost["forwards"] > 0 or name == "whitened_cosine"
+        assert all(
+            line.text != q.text for q, o in zip(asking.queries, lines, strict=True) for line in o
+        )
+    asking.find_evidence("head")
+    keys = {query_key(query) for query in asking.queries}
+    hidden = [keys - {query_key(one) for one in train} for train in fitted[1:]]
+    assert [len(h) for h in hidden] == np.bincount(asking.folds).tolist()
+    assert set.union(*hidden) == keys
+
+
+@pytest.mark.slow
+def test_a_run_takes_what_is_best_once_and_says_why(args, words_read, tmp_path, monkeypatch):
+    args = args.change("training", evidence="auto")
+    worth = measure_worth(args, WorthArguments(), replace(ALONE, artifacts=tmp_path / "artifacts"))
+    monkeypatch.undo()
+    monkeypatch.setattr(Asking, "measure", None)  # it is measured already
+    made = run(args)
+    assert (made.args.method, made.args.rerank.num_evidence) == ("fid", worth["best"]["d"])
+    assert worth["why"] in made.metrics["notes"]
+    identity = json.loads((tmp_path / "run/run.json").read_text())
+    assert identity["evidence"] == worth["why"]
+    before = made.predictions
+    (tmp_path / "run/metrics.json").unlink()
+    assert run(args).predictions == before
+    assert run(args).reused
+    with pytest.raises(ArtifactError, match="with evidence .*, this run asks for null"):
+        run(args.change("training", evidence="given"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "fid"}, "evidence of --method pgra and ralm, not of --method fid"),
+        ({"exemplars": "knn"}, "one prompt: use --exemplars balanced"),
+        ({"train": 40}, "64 training examples or more .* there are 32: give more"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(args, change, message, tmp_path):
+    if "train" in change:
+        write_jsonl(tmp_path / "train.jsonl", review_rows(40))
+    elif "method" in change:
+        args = args.having(runtime=replace(args.runtime, **change))
+    else:
+        args = with_rerank(args, similarity="cosine", **change)
+    with pytest.raises(ConfigError, match=message):
+        measure_worth(args, WorthArguments(), ALONE)
