@@ -414,9 +414,8 @@ def run_all(
         worth = measure_worth(first, WorthArguments(), context)
         logger.info("evidence: %s", worth["why"])
         runs = {seed: take_evidence(args, worth["changes"]) for seed, args in runs.items()}
-        first = next(iter(runs.values()))
         context = replace(context, shared={**context.shared, "evidence": worth["why"]})
-    shared = open_method(first, context)
+    shared = open_method(next(iter(runs.values())), context)
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()

@@ -12,7 +12,6 @@ p is that of the likeliest right one.
 """
 
 import copy
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,8 +34,6 @@ from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.reranker import Reranker
-
-logger = logging.getLogger(__name__)
 
 CONTROL = "random"
 _FILE = "worth.json"
@@ -134,12 +131,12 @@ class Asking:
         self.candidates = [self._find(self.args), self._find(control)]
         training, made_of = self.args.sections.get("training"), self.method.identity()
         made_of |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
-        opened = self._stages(self.args, data.train).reranker if "given" in names else None
+        is_known = is_known and not args.rerank_options
+        own = {} if is_known else self._stages(self.args, data.train).reranker.fingerprint
         self.fingerprint: dict[str, Any] = {
             **{name: value for name, value in made_of.items() if not hasattr(training, name)},
             **{**how.deciding(), "sources": self.sources},
-            "given": opened and dict(opened.fingerprint),
-            "options": self.args.rerank_options and self.args.rerank_options.deciding(),
+            "given": dict(own),
             "candidates": [digest(found.rows.tolist()) for found in self.candidates],
         }
 
@@ -176,7 +173,6 @@ class Asking:
             for depth in self.depths:
                 chances, right = self._ask([line[:depth] for line in lines])
                 rows.append({"source": name, "d": depth, **compare(chances, bare), **right, **cost})
-                logger.info("worth: %s, d = %d: %+.3f bits", name, depth, rows[-1]["bits"])
         for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
             row["p"] = p
         known = {"queries": len(bare), "without": {"bits": float(-bare.mean()), **without}}
@@ -203,8 +199,7 @@ class Asking:
             forwards += stages.reranker.prepare(some, own.rows).num_new
             best = stages.lines(own, stages.reranker.rerank(some, own))
             for place, query, found in zip(places, some, best, strict=True):
-                words = query.text.split()
-                lines[place] = [line for line in found if line.text.split() != words]
+                lines[place] = [one for one in found if one.text.split() != query.text.split()]
             if not is_prompted:
                 stages.release()
         return lines, {"seconds": time.perf_counter() - start, "forwards": forwards}
@@ -216,8 +211,7 @@ class Asking:
             return np.asarray(self.method.score_answers(inputs, self.queries)) / np.log(2), {}
         chances = calibrate(self.method.score(inputs), self.targets, self.folds)
         accuracy = float((chances.argmax(axis=1) == self.targets).mean())
-        own = chances[np.arange(len(chances)), self.targets]
-        return own / np.log(2), {"accuracy": accuracy}
+        return chances[np.arange(len(chances)), self.targets] / np.log(2), {"accuracy": accuracy}
 
     def _choose(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the best row, what to train with, and why."""
@@ -271,10 +265,8 @@ def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
 
 def worth_table(worth: Mapping[str, Any]) -> Table:
     """Return the rows as a table; the choice and the flags stand below it."""
-    title = (
-        f"What evidence is worth to the reader as it is: bits a query over {worth['queries']} "
-        f"training queries, which take {worth['without']['bits']:.3f} without"
-    )
+    count, bits = worth["queries"], worth["without"]["bits"]
+    title = f"Evidence for the reader as it is: {count} queries, of {bits:.3f} bits each without"
     rows = [{"source": "without", "accuracy": worth["without"].get("accuracy")}, *worth["rows"]]
     forms = {
         **{"source": "", "d": "", "bits": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".3f"},
