@@ -132,11 +132,11 @@ class Asking:
         training, made_of = self.args.sections.get("training"), self.method.identity()
         made_of |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
         is_known = is_known and not args.rerank_options
-        own = {} if is_known else self._stages(self.args, data.train).reranker.fingerprint
+        opened = None if is_known else self._stages(self.args, data.train).reranker
         self.fingerprint: dict[str, Any] = {
             **{name: value for name, value in made_of.items() if not hasattr(training, name)},
             **{**how.deciding(), "sources": self.sources},
-            "given": dict(own),
+            "given": opened and dict(opened.fingerprint),
             "candidates": [digest(found.rows.tolist()) for found in self.candidates],
         }
 
@@ -260,7 +260,7 @@ def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
 
         fit = minimize(loss, np.zeros(len(bounds)), bounds=bounds).x
         found[~rest] = log_softmax(fit[0] * scaled[~rest] + fit[1:])
-    return found
+    return np.asarray(found, np.float64)
 
 
 def worth_table(worth: Mapping[str, Any]) -> Table:
