@@ -417,9 +417,8 @@ def run_all(
         worth = measure_worth(first, WorthArguments(), context)
         logger.info("evidence: %s", worth["why"])
         runs = {seed: take_evidence(args, worth["changes"]) for seed, args in runs.items()}
-        first = next(iter(runs.values()))
         context = replace(context, shared={**context.shared, "evidence": worth["why"]})
-    shared = open_method(first, context)
+    shared = open_method(next(iter(runs.values())), context)
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
@@ -499,7 +498,6 @@ def identity(method: Method) -> dict[str, Json]:
         "seed": method.seed,
         **method.identity(),
         **{name: value for name, value in method.fingerprints.items() if name != "run"},
-        **{name: why for name, why in method.context.shared.items() if name == "evidence"},
     }
 
 

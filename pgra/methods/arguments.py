@@ -186,13 +186,10 @@ class WorthArguments(Arguments):
     depths: list[int] = arg([1, 2, 4], "Numbers of evidence that are tried.", least=1)
     sources: list[str] | None = arg(
         None,
-        f"What orders the candidates: {', '.join(SOURCES)} (the control), or given (as the "
-        "reranker's arguments say); default: all.",
+        f"{', '.join(SOURCES)} (the control), given (the arguments' own reranker); default: all.",
         choices=(*SOURCES, "given"),
     )
-    json: str | None = arg(
-        None, "File for all numbers; - is standard output.", decides=False, writes=True
-    )
+    json: str | None = arg(None, "File of all numbers; - prints them.", decides=False, writes=True)
 
 
 @dataclass(frozen=True)

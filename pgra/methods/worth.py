@@ -12,7 +12,6 @@ p is that of the likeliest right one.
 """
 
 import copy
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,8 +34,6 @@ from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.reranker import Reranker
-
-logger = logging.getLogger(__name__)
 
 CONTROL = "random"
 _FILE = "worth.json"
@@ -134,12 +131,12 @@ class Asking:
         self.candidates = [self._find(self.args), self._find(control)]
         training, made_of = self.args.sections.get("training"), self.method.identity()
         made_of |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
-        opened = self._stages(self.args, data.train).reranker if "given" in names else None
+        is_known = is_known and not args.rerank_options
+        opened = None if is_known else self._stages(self.args, data.train).reranker
         self.fingerprint: dict[str, Any] = {
             **{name: value for name, value in made_of.items() if not hasattr(training, name)},
             **{**how.deciding(), "sources": self.sources},
             "given": opened and dict(opened.fingerprint),
-            "options": self.args.rerank_options and self.args.rerank_options.deciding(),
             "candidates": [digest(found.rows.tolist()) for found in self.candidates],
         }
 
@@ -151,10 +148,11 @@ class Asking:
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened, context = self.method.stages, self.context
-        if args.rerank.reranker == "prompted":
-            one = Reranker(opened.reranker.encoder, similarity=args.rerank.similarity)
-            context = replace(context, shared={"reranker": one})
         reference = Reference(train, self.data.task.prompt_words)
+        if args.rerank.reranker == "prompted":
+            similarity = args.rerank.chosen(reference).similarity
+            one = Reranker(opened.reranker.encoder, similarity=similarity)
+            context = replace(context, shared={"reranker": one})
         return Stages(args, context, opened.prompt, self.data, reference=reference)
 
     def measure(self) -> dict[str, Any]:
@@ -176,7 +174,6 @@ class Asking:
             for depth in self.depths:
                 chances, right = self._ask([line[:depth] for line in lines])
                 rows.append({"source": name, "d": depth, **compare(chances, bare), **right, **cost})
-                logger.info("worth: %s, d = %d: %+.3f bits", name, depth, rows[-1]["bits"])
         for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
             row["p"] = p
         known = {"queries": len(bare), "without": {"bits": float(-bare.mean()), **without}}
@@ -203,8 +200,7 @@ class Asking:
             forwards += stages.reranker.prepare(some, own.rows).num_new
             best = stages.lines(own, stages.reranker.rerank(some, own))
             for place, query, found in zip(places, some, best, strict=True):
-                words = query.text.split()
-                lines[place] = [line for line in found if line.text.split() != words]
+                lines[place] = [one for one in found if one.text.split() != query.text.split()]
             if not is_prompted:
                 stages.release()
         return lines, {"seconds": time.perf_counter() - start, "forwards": forwards}
@@ -216,8 +212,7 @@ class Asking:
             return np.asarray(self.method.score_answers(inputs, self.queries)) / np.log(2), {}
         chances = calibrate(self.method.score(inputs), self.targets, self.folds)
         accuracy = float((chances.argmax(axis=1) == self.targets).mean())
-        own = chances[np.arange(len(chances)), self.targets]
-        return own / np.log(2), {"accuracy": accuracy}
+        return chances[np.arange(len(chances)), self.targets] / np.log(2), {"accuracy": accuracy}
 
     def _choose(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the best row, what to train with, and why."""
@@ -254,8 +249,7 @@ def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
     if not np.isfinite(scores).all():
         raise ModelError("the reader's scores are not finite: its weights are broken")
     values = scores.astype(np.float64) - scores.mean(axis=1, keepdims=True, dtype=np.float64)
-    found: Values = np.empty_like(values)
-    bounds = [(0, None), *[(None, None)] * values.shape[1]]
+    found, bounds = np.empty_like(values), [(0, None), *[(None, None)] * values.shape[1]]
     for fold in np.unique(folds):
         rest = folds != fold
         scaled = values - values[rest].mean(axis=0)
@@ -267,15 +261,13 @@ def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
 
         fit = minimize(loss, np.zeros(len(bounds)), bounds=bounds).x
         found[~rest] = log_softmax(fit[0] * scaled[~rest] + fit[1:])
-    return found
+    return np.asarray(found, np.float64)
 
 
 def worth_table(worth: Mapping[str, Any]) -> Table:
     """Return the rows as a table; the choice and the flags stand below it."""
-    title = (
-        f"What evidence is worth to the reader as it is: bits a query over {worth['queries']} "
-        f"training queries, which take {worth['without']['bits']:.3f} without"
-    )
+    count, bits = worth["queries"], worth["without"]["bits"]
+    title = f"Evidence for the reader as it is: {count} queries, of {bits:.3f} bits each without"
     rows = [{"source": "without", "accuracy": worth["without"].get("accuracy")}, *worth["rows"]]
     forms = {
         **{"source": "", "d": "", "bits": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".3f"},
