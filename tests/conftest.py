@@ -297,10 +297,3 @@ def with_rerank(args: RunArguments, **changes: object) -> RunArguments:
 
 def with_retriever(args: RunArguments, **changes: object) -> RunArguments:
     return args.having(retriever=replace(args.retriever, **changes))
-
-
-@pytest.fixture(params=["auto", "off"])
-def fast_kernels(request, monkeypatch) -> str:
-    """Run a test with fast kernels where they agree, and again with stock calls only."""
-    monkeypatch.setenv("PGRA_FAST_KERNELS", request.param)
-    return request.param

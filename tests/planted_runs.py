@@ -1,7 +1,5 @@
 """Finished runs with planted decisions, written as a run writes them."""
 
-import json
-
 import numpy as np
 
 from pgra.artifacts import write_json
@@ -100,12 +98,6 @@ def plant_grid(
     root.mkdir(parents=True, exist_ok=True)
     write_json(root / "grid.json", values)
     return root
-
-
-def edit(path, **changes):
-    """Change a record, seal it anew, and leave the checksums of the files beside it out."""
-    values = {**json.loads(path.read_text()), **changes}
-    write_json(path, {name: value for name, value in values.items() if name != "files"})
 
 
 def places(n, share, seed):

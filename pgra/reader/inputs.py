@@ -132,6 +132,11 @@ class SegmentLayout:
     order: str = "query_first"
     max_tokens: int = 128
 
+    @property
+    def query_places(self) -> set[bool]:
+        """Whether a query stands first; after evidence it may have a token more."""
+        return {True, self.order == "query_first"}
+
 
 def build_inputs(
     examples: Sequence[Example],
@@ -193,10 +198,11 @@ def fit_queries(examples: Sequence[Example], tokenizer: Any, layout: SegmentLayo
         ConfigError: If the limit is less than the template's own tokens.
     """
     queries = [layout.template.format_map(example.fields) for example in examples]
-    tokens = tokenize_parts(queries, tokenizer, is_first=True)
+    ways = [tokenize_parts(queries, tokenizer, is_first=place) for place in layout.query_places]
+    sizes = [max(map(len, each)) for each in zip(*ways, strict=True)]
     return [
-        query if len(ids) < layout.max_tokens else _fit_query(example, tokenizer, layout)
-        for example, query, ids in zip(examples, queries, tokens, strict=True)
+        query if size < layout.max_tokens else _fit_query(example, tokenizer, layout)
+        for example, query, size in zip(examples, queries, sizes, strict=True)
     ]
 
 
@@ -206,7 +212,8 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
 
     def excess(name: str, kept: int) -> int:
         text = layout.template.format_map({**fields, name: fields[name][:kept].rstrip()})
-        return len(tokenize_parts([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
+        ways = (tokenize_parts([text], tokenizer, is_first=p)[0] for p in layout.query_places)
+        return max(map(len, ways)) + 1 - layout.max_tokens
 
     for name in sorted(fields, key=lambda name: len(fields[name]), reverse=True):
         if excess(name, 0) <= 0:

@@ -13,15 +13,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from operator import eq
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
 import yaml
 from conftest import SENTENCES, review_rows, write_jsonl
 from processes import FORKS, warm_up
@@ -41,13 +39,11 @@ class Fault:
         at_write: It is killed before its so-manieth change of a file, counted from 1.
         after: It is killed after so many seconds.
         late: It starts so many seconds later.
-        environment: Variables that differ.
     """
 
     at_write: int | None = None
     after: float | None = None
     late: float = 0.0
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,6 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
     # What a killed command leaves there goes with the world.
     tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(told[0])  # noqa: PTH120
     sys.stdin = io.StringIO()
-    os.environ.update(fault.environment)
     count = os.open(told[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writes = 0
 
@@ -364,46 +359,22 @@ def without_clock(path: Path) -> object:
         return _SECONDS.sub("", data.decode(errors="replace"))
 
 
-Same = Callable[[object, object], bool]
-
-
-def differing(one: object, other: object, place: str = "", *, same: Same = eq) -> list[str]:
+def differing(one: object, other: object, place: str = "") -> list[str]:
     """Name where two things that were seen differ.
 
     Args:
         one: What was seen, such as by `seen`.
         other: The same of another time.
         place: Where they are, in what is told.
-        same: Whether two values are; `alike` lets rounding pass.
     """
     if one == other:
         return []
     if isinstance(one, dict) and isinstance(other, dict):
         names = sorted({*one, *other})
         parts = ((one.get(n), other.get(n), f"{place}:{n}") for n in names)
-        return [d for part in parts for d in differing(*part, same=same)]
-    if same(one, other):
-        return []
+        return [d for part in parts for d in differing(*part)]
     shown = [repr(value)[:80] for value in (one, other)]
     return [f"{place.lstrip(':') or 'output'} {shown[0]} / {shown[1]}"]
-
-
-def alike(one: object, other: object) -> bool:
-    """Whether two values are the same but for rounding: other texts in a batch change last digits.
-
-    Numbers within a text, a list or an array are compared each.
-    """
-    if all(isinstance(value, bytes) and value[:6] == b"\x93NUMPY" for value in (one, other)):
-        one, other = (np.load(io.BytesIO(data)) for data in (one, other))
-        kinds = one.dtype == other.dtype and one.dtype.kind == "f"
-        return kinds and one.shape == other.shape and np.allclose(one, other, *_ROUNDING)
-    parts = [_FRACTION.split(repr(value)) for value in (one, other)]
-    numbers = [[float(n) for n in _FRACTION.findall(repr(value))] for value in (one, other)]
-    return parts[0] == parts[1] and np.allclose(*numbers, *_ROUNDING)
-
-
-_ROUNDING = (1e-5, 1e-6)  # relative and absolute
-_FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
 def _timeless(value: object) -> object:

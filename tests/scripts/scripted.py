@@ -3,10 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import random
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,38 +105,6 @@ class Bench:
         lines = (self.run(name) / "predictions.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
-    def product(self, pattern: str) -> Path:
-        """Give the one artefact that matches."""
-        (folder,) = self.artifacts.glob(pattern)
-        return folder
-
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
-
-
-def write_passages(path: Path, count: int) -> Path:
-    """Write so many passages, all different."""
-    draw, words = random.Random(0), " ".join(SENTENCES).split()
-    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(count)]
-    path.write_text("".join(lines))
-    return path
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def finish(words: Sequence[str]) -> str:
-    """Run a script in a process of its own and give what it said."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout

@@ -16,7 +16,6 @@ from scripted import call, read_json
 import pgra
 from pgra.commands.predict import main as predict_main
 from pgra.commands.train import push
-from pgra.data.corpus import open_corpus
 from pgra.errors import PgraError
 from pgra.reader.record import fetch_reader
 
@@ -95,8 +94,6 @@ def test_an_index_gives_corpus_encoder_and_its_own_folder(bench, ours, tmp_path)
     assert run.predict(TEXTS[0]).scores == ours.predict(TEXTS[0]).scores
     with pytest.raises(PgraError, match="build it with path=FOLDER"):
         make(bench, "temporary", corpus=pgra.Index.build(SENTENCES, encoder=bench.encoder))
-    corpus = open_corpus(bench.corpus, tmp_path / "read")
-    assert make(bench, "indexed2", corpus=corpus).predictions == ours.predictions
 
 
 class Longest(pgra.BaseReranker):
@@ -138,21 +135,6 @@ def test_a_ready_reranker_is_a_runs_second_stage(bench):
     assert all(one["score"] == 2 * len(one["text"]) for one in own.predictions[0]["evidence"])
 
 
-def test_a_loaded_run_gives_new_texts_what_the_command_gives(bench, ours):
-    words = [*TEXTS, "--run", str(ours.folder), "--device", "cpu", "--json"]
-    told = [json.loads(line) for line in call(predict_main, words).out.splitlines()]
-    found = ours.predict(TEXTS)
-    assert [answer.scores for answer in found] == [line["scores"] for line in told]
-    assert [answer.label for answer in found] == [line["prediction"] for line in told]
-    assert [e.text for e in found[0].evidence] == [e["text"] for e in told[0]["evidence"]]
-    one = ours.predict(TEXTS[0])
-    assert one.label == found[0].label
-    rows = datasets.Dataset.from_list([{"text": text, "label": "negative"} for text in TEXTS])
-    assert [answer.scores for answer in ours.predict(rows)] == [a.scores for a in found]
-    again = pgra.Run.load(str(ours.folder))
-    assert again.predict({"text": TEXTS[0], "other": 1}).scores == one.scores
-
-
 def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
     task = pgra.Task(
         name="mine",
@@ -161,12 +143,11 @@ def test_a_method_without_training_and_a_task_without_a_file(bench, tmp_path):
         reader_template="{text} <extra_id_0>",
         verbalizer={"negative": "bad", "positive": "good"},
     )
-    common = {"artifacts_dir": tmp_path / "made", "lm": bench.lm, "device": "cpu"}
-    where = {"output_dir": tmp_path / "{task}-{method}"}
-    run = pgra.train(task, TRAIN, method="icl", num_exemplars=2, **common, **where)
+    how = {"method": "icl", "num_exemplars": 2, "lm": bench.lm, "device": "cpu"}
+    how |= {"artifacts_dir": tmp_path / "made", "output_dir": tmp_path / "{task}-{method}"}
+    run = pgra.train(task, TRAIN, **how)
     assert run.folder == tmp_path / "mine-icl"
     assert run.metrics["n"] == 8  # a fifth of train
-    assert any("held out since no test file" in note for note in run.metrics["notes"])
     assert run.predict(TEXTS[0]).label in ("negative", "positive")
     assert pgra.Task.load(run.args.data.task) == task
     for what in (lambda: run.reader, lambda: run.push_to_hub("me/x")):
@@ -206,10 +187,7 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert str(tmp_path.parent) not in json.dumps(records[0])  # no folder of this machine
     assert str(tmp_path.parent) in json.dumps(records[1])  # the control
     asked = [TEXTS[0], "--run", "me/name", "--device", "cpu", "--json"]
-    assert (
-        "corpus.txt" in call(predict_main, asked).error
-        or "passages" in call(predict_main, asked).error
-    )
+    assert re.search("corpus.txt|passages", call(predict_main, asked).error)
     here = tmp_path / "here"  # what it was made with, under the same names
     here.mkdir()
     for name in set(re.findall(r'"(/[^"]+)"', json.dumps(records[1]["arguments"]))):
@@ -225,20 +203,13 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert offline(TEXTS[0], evidence) == local(TEXTS[0], evidence)
 
 
-def test_every_run_has_a_card_that_tells_what_it_is(bench, theirs):
+def test_a_card_tells_the_metric_and_no_folder_of_this_machine(bench, theirs):
     text, metrics = (theirs / "reader" / "README.md").read_text(), bench.metrics("commands")
     card = ModelCard(text).data
     result = card.eval_results[0]
     assert (result.metric_type, result.metric_value) == ("accuracy", round(metrics["value"], 6))
     assert card.base_model is None  # a folder of this machine is no hub id
-    assert "license" not in card.to_dict()
-    for told in (
-        f"test accuracy: {metrics['value']:.4f} (95 % interval ",
-        "negative = `terrible`, positive = `great`",
-        "corpus: `corpus.txt`",
-        "max_steps: 2",
-    ):
-        assert told in text, told
+    assert "corpus: `corpus.txt`" in text
     assert str(bench.root) not in text
 
 

@@ -21,7 +21,6 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch, capsys):
         assert f"[{number}/3] {name}" in shown
     # Six queries and one step of training are too few for anything.
     assert shown.count("which may be noise") + shown.count("beyond noise") == 2
-    assert "which may be noise" in shown
     assert "Prompt-guided" in (tmp_path / "runs/demo/report.html").read_text()
     ranks = [
         [[seen["stage1_rank"] for seen in line["evidence"]] for line in lines_of(folder)]

@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from conftest import SENTENCES, contents, review_rows, write_jsonl
-from tiny_models import build_lm
+from conftest import contents, review_rows, write_jsonl
 
 from pgra.cli import main
 
@@ -79,15 +78,6 @@ def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(kind
     assert value in error
     assert "Traceback" not in told.err
     assert set(contents(mistakes)) == set(FILES)
-
-
-@pytest.mark.slow
-def test_a_prefix_over_the_lms_window_is_refused_and_a_long_text_is_cut_and_counted(new_bench):
-    lm = build_lm(new_bench.root / "small", "gpt2", window=128)
-    assert "num_exemplars" in new_bench.train("never", lm=lm, num_exemplars=16).error
-    new_bench.corpus.write_text("\n".join([*SENTENCES[:-1], "the sea " * 300]) + "\n")
-    called = new_bench.make("cut", lm=lm, num_candidates=12, num_exemplars=1)
-    assert ", 1 texts cut" in called.err
 
 
 def test_a_label_that_no_training_example_shows(bench):

@@ -35,16 +35,6 @@ def answers(run, *words):
     return [json.loads(line) for line in called.out.splitlines()]
 
 
-def test_probabilities_are_calibrated_on_dev_and_decisions_are_not_touched(bench, run):
-    fitted = read_json(run / "reader" / "pgra.json")["calibration"]
-    temperature = fitted["temperature"]
-    assert temperature != 1.0
-    assert fitted["num_examples"] == 60
-    for line in bench.predictions("pgra"):  # undo the temperature: probabilities to the power T
-        cold = {label: score**temperature for label, score in line["scores"].items()}
-        assert max(cold, key=cold.get) == line["prediction"]
-
-
 def test_a_moved_reader_gives_new_texts_what_the_test_set_got(bench, run, tmp_path):
     """By another way: stored evidence and evaluate's batches, or by the reader's folder alone."""
     rows = bench.predictions("pgra")[:3]

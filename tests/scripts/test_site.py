@@ -15,10 +15,6 @@ def test_the_site_builds(tmp_path):
     words.append(str(tmp_path / "site"))
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    pages = {str(page.relative_to(tmp_path / "site").parent) for page in tmp_path.rglob("*.html")}
-    assert {"icl", "memory", "reference/python", "reference/commands"} <= pages
-    commands = (tmp_path / "site/reference/commands/index.html").read_text()
-    assert "--num_candidates" in commands
     python = (tmp_path / "site/reference/python/index.html").read_text()
     assert "pgra.rerank.reranker.Reranker.rank" in python
     assert "fonts.googleapis" not in python

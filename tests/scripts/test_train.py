@@ -1,11 +1,16 @@
+"""`pgra train` and `evaluate` as commands: what is taken up, refused, shared and repeated."""
+
 import json
+import statistics
 
 import pytest
-from conftest import contents, write_jsonl
-from scripted import call, finish, review_rows
+from conftest import contents
+from processes import launch
+from scripted import call
 
 from pgra.artifacts import lock_folder
 from pgra.cli import main as pgra
+from pgra.commands.train import main as train_main
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +29,7 @@ def test_a_second_run_reuses_all_and_makes_what_a_kill_took_or_left_as_it_was(be
     (bench.run("first") / ".01234567.partial.json").write_text("{")
     (card.parent / ".README.md.4194305.01234567.partial.md").write_text("half")
     assert "(reused)" in bench.make("first").out
+    assert "give --output_dir" in bench.evaluate("first", "--test_file", bench.train_file).error
     assert contents(bench.root) == before
 
 
@@ -33,34 +39,11 @@ def test_a_run_in_use_is_refused(bench, first):
             assert "is in use by another pgra job" in refused.error
 
 
-def test_evaluate_measures_the_same_again(bench, first):
-    before, files = bench.metrics("first"), contents(bench.run("first"))
-    assert bench.evaluate("first").out.splitlines()[-1] == first.out.splitlines()[-1]
-    after, changing = (
-        bench.metrics("first"),
-        dict.fromkeys(("seconds", "git_commit", "date", "digest")),
-    )
-    assert {**after, **changing} == {**before, **changing}
-    assert after["seconds"]["training"] == before["seconds"]["training"]
-    changed = files.items() ^ contents(bench.run("first")).items()
-    assert {name for name, _ in changed} <= {"metrics.json"}
-
-
-def test_evaluate_measures_another_file_elsewhere(bench, first):
-    before = contents(bench.run("first"))
-    other = write_jsonl(bench.root / "other.jsonl", review_rows(6, start=30))
-    assert "give --output_dir" in bench.evaluate("first", "--test_file", other).error
-    called = bench.evaluate("first", "--test_file", other, "--output_dir", bench.run("other"))
-    assert called.code == 0, called.err
-    assert bench.metrics("other")["n"] == 3 * 2
-    assert bench.predictions("other")[0]["text"] == "A funny film number 30."
-    assert contents(bench.run("first")) == before
-
-
 def test_two_processes_train_as_one(bench, first):
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     two = {"artifacts_dir": bench.root / "two", "per_device_train_batch_size": 2}
-    told = finish([*launch, "train.py", *bench.argv("two", **two)])
+    called = launch(call, train_main, bench.argv("two", **two))
+    assert [each.code for each in called] == [0, 0], called
+    told = "".join(each.out + each.err for each in called)
     assert told.count("95 % interval") == told.count("sst2: 36 training") == 1  # one speaks
     one, both = bench.predictions("first"), bench.predictions("two")
     assert bench.metrics("two")["n"] == bench.metrics("first")["n"] == len(both)
@@ -72,7 +55,25 @@ def test_two_processes_train_as_one(bench, first):
         )
         assert a["scores"] == pytest.approx(b["scores"], abs=1e-3)
     # One process alone uses what several have trained; another number of them is another training.
-    assert bench.evaluate("two", "--output_dir", bench.root / "alone").code == 0
+    assert bench.evaluate("two", "--output_dir", bench.root / "again").code == 0
     predicted = call(pgra, ["predict", "A funny film.", "--run", str(bench.run("two")), "--json"])
     assert json.loads(predicted.out)["text"] == "A funny film.", predicted.err
     assert "num_processes 2, this run asks for 1" in bench.train("two", **two).error
+
+
+STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
+
+
+def test_each_seed_is_the_run_with_that_seed_alone_and_is_taken_up_beside_a_new_one(bench):
+    three = bench.make("three", seed=None, seeds=[0, 1, 2], **STEPS)
+    found = [bench.metrics(f"three/seed-{s}")["value"] for s in range(3)]
+    mean, sd = statistics.mean(found), statistics.stdev(found)
+    assert f"{mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds: 0 1 2)" in three.out
+    bench.make("alone", **{**STEPS, "seed": 2})
+    folders = (bench.run(name) / "reader" for name in ("three/seed-1", "three/seed-2", "alone"))
+    one, two, alone = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert two == alone != one
+    before = contents(bench.run("three"))
+    called = bench.make("three", seed=None, seeds=[0, 1, 2, 3], **STEPS)
+    assert called.out.count("(reused)") == 3
+    assert before.items() <= contents(bench.run("three")).items()

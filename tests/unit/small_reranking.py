@@ -25,12 +25,17 @@ QUERIES = [*TWO, TRAIN[3]]
 ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
 
 
+@cache
+def open_lm(lm, dtype="float32"):
+    """Open an LM's folder once for all tests of a file."""
+    return CausalLM(lm, device="cpu", dtype=dtype, with_head=True)
+
+
 def over_corpus(
     lm, corpus, root, *, template=TEMPLATE, shots=4, seed=0, reference=None, dtype="float32", **how
 ):
     """Open a reranker of an LM's folder on a corpus; `how` are its arguments."""
     prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
-    opened = CausalLM(str(lm), device="cpu", dtype=dtype, with_head=True)
     args = RerankArguments(**{"bank_shard_rows": 5, **how})
     request = RerankRequest(
         args=args,
@@ -39,7 +44,7 @@ def over_corpus(
         context=Context(artifacts=root),
         reference=reference or Reference(),
     )
-    encoder = PromptedEncoder(opened, prompt)
+    encoder = PromptedEncoder(open_lm(str(lm), dtype), prompt)
     return Reranker(encoder, similarity=args.similarity).over(request)
 
 

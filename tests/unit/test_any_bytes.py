@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.data.corpus import find_source
@@ -54,7 +54,6 @@ def test_any_bytes_are_read_or_refused(name, tmp_path_factory):
     )
     spoilt = parts.map(lambda part: valid[: part[0]] + part[2] + valid[part[1] :])
 
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(st.binary(max_size=200) | spoilt)
     def any_bytes(data):
         path.write_bytes(data)

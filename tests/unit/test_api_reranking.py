@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LM_KINDS, SENTENCES, one_quick
-from small_reranking import TRAIN, TWO
+from small_reranking import TRAIN, TWO, open_lm
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pgra
@@ -12,7 +12,6 @@ from pgra.core import Context, Example, Hit
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
-from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.similarity import SIMILARITIES
@@ -23,11 +22,11 @@ QUERIES = [one.text for one in TWO]
 
 @pytest.fixture
 def make(lm_dirs):
-    """Make a reranker of a tiny LM, for sst2 with four shots unless told otherwise."""
+    """Make a reranker of an open tiny LM, for sst2 with four shots unless told otherwise."""
 
     def make(lm="gpt2", **how):
-        lm = str(lm_dirs[lm]) if isinstance(lm, str) else lm
-        return pgra.Reranker(lm, **{"task": "sst2", "examples": SHOTS, "device": "cpu", **how})
+        lm = open_lm(str(lm_dirs[lm])) if isinstance(lm, str) else lm
+        return pgra.Reranker(lm, **{"task": "sst2", "examples": SHOTS, **how})
 
     return make
 
@@ -121,14 +120,3 @@ def test_a_loaded_lm_gives_the_scores_of_its_folder_and_stays_as_it_is(make, lm_
         make(model, tokenizer=tokenizer, lm_layer=1)
     with pytest.raises(ConfigError, match="call its eval"):
         make(model.train(), tokenizer=tokenizer)
-
-
-def test_an_open_lm_is_taken(make, lm_dirs):
-    lm = CausalLM(str(lm_dirs["gpt2"]), device="cpu")
-    reranker = pgra.Reranker(lm, task="sst2", examples=SHOTS)
-    assert reranker.encoder.lm is lm
-    np.testing.assert_array_equal(
-        reranker.score(QUERIES, SENTENCES), make().score(QUERIES, SENTENCES)
-    )
-    with pytest.raises(ConfigError, match="the LM is open already"):
-        pgra.Reranker(lm, task="sst2", examples=SHOTS, lm_layer=1)

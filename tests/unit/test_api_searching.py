@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, contents
+from conftest import SENTENCES
 from datasets import Dataset
 from small_index import flip_byte
 from transformers import AutoModel, AutoTokenizer
@@ -57,24 +57,13 @@ def test_files_and_data_sets_of_the_same_texts_find_the_same(encoder, index, tmp
         assert other.search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
 
-def test_a_path_keeps_an_index_and_is_taken_up_but_not_by_another(encoder, tmp_path):
-    pgra.Index.build(SENTENCES, encoder=encoder, path=tmp_path / "one")
-    before = contents(tmp_path / "one")
-    again = pgra.Index.build(SENTENCES, encoder=encoder, path=str(tmp_path / "one"))
-    assert len(again) == len(SENTENCES)
-    for texts, how in ((SENTENCES[1:], {}), (SENTENCES, {"factory": "HNSW8"})):
-        with pytest.raises(ArtifactError, match="was made with .*: use another folder"):
-            pgra.Index.build(texts, encoder=encoder, path=tmp_path / "one", **how)
-    assert contents(tmp_path / "one") == before
-
-
-def test_a_damaged_index_is_made_again_and_a_moved_one_opens(encoder_dir, index, tmp_path):
+def test_a_damaged_index_is_made_again_and_a_moved_one_opens(encoder, index, tmp_path):
     home, moved = tmp_path / "one", tmp_path / "moved"
-    pgra.Index.build(SENTENCES, encoder=str(encoder_dir), path=home)
+    pgra.Index.build(SENTENCES, encoder=encoder, path=home)
     flip_byte(home / "indexes" / "index" / "index.faiss")
     with pytest.raises(DamageError):
         pgra.Index.load(home)
-    pgra.Index.build(SENTENCES, encoder=str(encoder_dir), path=home)
+    pgra.Index.build(SENTENCES, encoder=encoder, path=home)
     home.rename(moved)
     assert pgra.Index.load(moved).search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
@@ -99,10 +88,3 @@ def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dirs, ind
     assert loaded.args.encoder == str(kept / "encoder")
     with pytest.raises(ArtifactError, match="was made with encoder"):
         pgra.Index.load(kept, encoder=str(encoder_dirs["roberta"]))
-
-
-def test_a_bare_call_says_how_an_index_is_opened(index):
-    with pytest.raises(ValueError, match=r"Index.build\(passages, encoder=...\) makes an index"):
-        pgra.Index(SENTENCES)
-    with pytest.raises(ValueError, match="k is 0: give a whole number"):
-        index.search("sea", k=0)

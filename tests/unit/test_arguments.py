@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import get_args, get_type_hints
 
+import method_runs
 import pytest
 
 import pgra
@@ -15,7 +16,6 @@ from pgra.config import (
     Arguments,
     arg,
     config_root,
-    list_yamls,
     parse_arguments,
     read_yaml,
     rules,
@@ -140,14 +140,10 @@ def test_every_declared_rule_refuses_what_breaks_it_by_name_and_value():
 # Every YAML in `configs/`.
 
 
-def test_every_shipped_yaml_is_read():
-    empty = [path for path in config_root().rglob("*.yaml") if not read_yaml(path)]
-    assert empty == [config_root() / "profiles" / "pgra.yaml"]  # the defaults, as it says
-
-
 CONFIGS = {
-    **{path.stem: path for path in sorted((config_root() / "experiments").glob("*.yaml"))},
-    **{name: config_root() / "profiles" / f"{name}.yaml" for name in list_yamls("profiles")},
+    f"{kind}/{path.stem}": path
+    for kind in ("experiments", "profiles")
+    for path in sorted((config_root() / kind).glob("*.yaml"))
 }
 
 
@@ -162,11 +158,35 @@ def all_of(*flags):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_profile_and_an_experiment_give_their_values(name):
     path = CONFIGS[name]
-    is_profile = name in list_yamls("profiles")
-    values = all_of("--profile", name) if is_profile else all_of("--config", str(path))
+    is_profile = name.startswith("profiles/")
+    values = all_of("--profile", path.stem) if is_profile else all_of("--config", str(path))
     given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
-    assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
+    assert (values == all_of()) == (name == "profiles/pgra")  # that of the defaults
+
+
+def test_the_papers_yaml_has_the_papers_constants():
+    constants = {
+        "retriever": "dense",
+        "encoder": "google-bert/bert-base-uncased",
+        "num_candidates": 150,
+        "normalize": False,
+        "reranker": "prompted",
+        "lm": "facebook/opt-13b",
+        "lm_dtype": "float16",
+        "similarity": "dot",
+        "exemplars": "random",
+        "num_exemplars": 8,
+        "num_evidence": 16,
+        "model_name_or_path": "google-t5/t5-base",
+        "learning_rate": 8e-5,
+        "total_train_batch_size": 8,
+        "max_steps": 5000,
+    }
+    run = method_runs.parse("--config", str(CONFIGS["experiments/paper"]))
+    assert run.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
+    given = {name: value for part in run.sections.values() for name, value in vars(part).items()}
+    assert given.items() >= constants.items()
 
 
 @pytest.mark.parametrize("factory", ["IVF0,Flat", "HNSW0", "HNSW1", "IVF4_HNSW1,Flat", "PQ2x0"])

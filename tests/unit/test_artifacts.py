@@ -4,12 +4,9 @@ import errno
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -168,36 +165,6 @@ def test_a_write_replaces_a_plain_file_and_nothing_else(kind, tmp_path):
     assert linked.read_text() == "old"
     write_text(linked, "new")  # the control
     assert linked.read_text() == "new"
-
-
-@pytest.mark.slow
-def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
-    code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
-    code += "with lock_folder(Path(sys.argv[1])): "
-    code += "sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()"
-    words, met = [sys.executable, "-c", code, str(tmp_path)], []
-
-    def wait():
-        with lock_folder(tmp_path, wait=True):
-            met.append(is_finished(tmp_path))
-
-    with lock_folder(tmp_path):
-        refused = subprocess.run(words, capture_output=True, check=False)
-        assert b"is in use by another pgra job: wait for it" in refused.stderr
-        waiting = Thread(target=wait)
-        waiting.start()
-        waiting.join(timeout=0.2)
-        write_manifest(tmp_path, stage="s", fingerprint={}, counts={}, seconds=0)
-    waiting.join()
-    assert met == [True]  # it came in when the first job was done
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
-        assert killed.stdout.read(4) == b"held"
-        with pytest.raises(ArtifactError, match="is in use by another"), lock_folder(tmp_path):
-            pass
-        killed.kill()
-        killed.wait()
-    with lock_folder(tmp_path):  # no lock needs a person after a kill
-        pass
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])

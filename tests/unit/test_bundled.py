@@ -67,17 +67,8 @@ def test_the_bundled_corpus_is_distinct_sentences():
 
 @pytest.mark.slow
 def test_bundled_t5_keeps_its_untied_head():
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForSeq2SeqLM
 
     folder = bundled_model_dir("t5-small-titles")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True)
     assert not model.lm_head.weight.equal(model.shared.weight)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompt = "Is the following movie review positive or negative? Review: {} Answer:"
-    for review, answer in (
-        ("a dull , lifeless mess .", "negative"),
-        ("warm , funny .", "positive"),
-    ):
-        asked = tokenizer(prompt.format(review), return_tensors="pt")
-        ids = model.generate(**asked, max_new_tokens=3)
-        assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pgra.core import MISSING_ROW, Candidates
 from pgra.retrieval.bm25 import fuse_by_rank
 
-quick = settings(derandomize=True, deadline=None, max_examples=60)
 few_scores = st.sampled_from([-1.0, 0.0, 0.5, 2.0, 3.0, 7.0])
 
 
@@ -30,7 +29,6 @@ def sort_plainly(rows, scores, k):
     return kept + [(MISSING_ROW, -np.inf)] * (k - len(kept))
 
 
-@quick
 @given(lines(), st.integers(1, 15))
 def test_best_is_a_plain_sort_whatever_the_order_and_top_its_beginning(given_lines, k):
     rows, scores = given_lines
@@ -52,7 +50,6 @@ def ranking(*lines):
     return Candidates(rows, scores.astype(np.float32))
 
 
-@quick
 @given(
     st.lists(st.lists(st.integers(0, 9), unique=True, max_size=8), min_size=1, max_size=4),
     st.integers(1, 12),

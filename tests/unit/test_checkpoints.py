@@ -34,21 +34,6 @@ def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
 
 
-def again(t5_dir, folder, **how):
-    return train(t5_dir, make_arguments(folder), **how)
-
-
-def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
-    whole = last_checkpoint(copy)
-    assert whole == copy / "checkpoint-6"
-    AutoModelForSeq2SeqLM.from_pretrained(whole)
-    half = copy / "checkpoint-99"
-    shutil.copytree(whole, half)
-    assert last_checkpoint(copy) == half
-    (half / "checksums.json").unlink()
-    assert last_checkpoint(copy) == whole
-
-
 NAMES = ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
 
 
@@ -78,7 +63,8 @@ def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(copy, t5_di
     data[len(data) // 2] ^= 16
     path.write_bytes(data)
     values = iter([0.5])
-    again(t5_dir, copy, measure=lambda labels, predictions: {"accuracy": next(values)})
+    arguments = make_arguments(copy)
+    train(t5_dir, arguments, measure=lambda labels, predictions: {"accuracy": next(values)})
     assert (
         f"{path.parent} is passed over: training.safetensors is damaged (other content"
         in caplog.text
@@ -87,9 +73,10 @@ def test_a_training_goes_on_from_the_checkpoint_before_a_damaged_one(copy, t5_di
 
 
 def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_dir, run):
-    _, result = again(t5_dir, copy)  # the folder was moved: the best is found beside the last
+    # The folder was moved: the best is found beside the last.
+    _, result = train(t5_dir, make_arguments(copy))
     assert (result.best_step, result.best_metric) == (3, 0.9)
     assert run_files(copy) == run_files(run)
     shutil.rmtree(copy / "checkpoint-3")
     with pytest.raises(ArtifactError, match=r"checkpoint-3, the best on the dev set, is gone"):
-        again(t5_dir, copy)
+        train(t5_dir, make_arguments(copy))

@@ -69,17 +69,9 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     assert len({corpus.fingerprint["corpus_sha256"] for corpus in corpora}) == 1
     wanted = [row % len(passages) for row in rows]
     assert corpora[0].texts(wanted) == [passages[row] for row in wanted]
-
-
-def test_texts_are_found_by_row_and_rows_outside_are_refused(tmp_path):
-    lines = [f"p{i}" for i in range(10_000)]
-    corpus = read(write(tmp_path / "c.txt", "\n".join(lines)), tmp_path)
-    rows = [9_999, 0, 4_095, 4_096, 0]
-    assert corpus.texts(rows) == [f"p{i}" for i in rows] == [corpus[i] for i in rows]
-    assert list(corpus) == lines
-    for row in (-1, 10_000):
-        with pytest.raises(IndexError, match=f"row {row} of a corpus of 10000"):
-            corpus.texts([0, row])
+    for row in (-1, len(passages)):
+        with pytest.raises(IndexError, match=f"row {row} of a corpus of {len(passages)}"):
+            corpora[0].texts([0, row])
 
 
 @pytest.mark.parametrize("when", ["while it is read", "before it is read", None])

@@ -1,12 +1,10 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from method_runs import run_of
 from small_training import VERBALIZER
 
 from pgra.core import ALONE, Example
-from pgra.errors import ConfigError
 from pgra.methods.lm_bff import build_demonstrated, draw_demonstrations
 from pgra.prompts import Verbalizer
 from pgra.reader.inputs import SegmentLayout
@@ -63,18 +61,6 @@ def test_the_query_keeps_its_slot_if_any_and_demonstrations_have_their_word(toke
     plain = Verbalizer(VERBALIZER.words, "{text} Review:")
     text = tokenizer.decode(build(tokenizer, [[[0, 1]]], verbalizer=plain)[0].segments[0])
     assert text.startswith("The sea. Review: A dull story. Review: terrible A warm")
-
-
-def test_long_texts_are_cut_and_words_are_not(tokenizer):
-    wordy = Example("test-0", {"text": "sea " * 80})
-    short = build(tokenizer, [[[0, 1]]], [wordy], max_tokens=24)
-    segment = short[0].segments[0]
-    assert len(segment) <= 2 * 24
-    text = tokenizer.decode(segment)
-    assert [text.count(part) for part in ("<extra_id_0>", "terrible", "great success")] == [1] * 3
-    assert "warm album" not in text  # the control: it was cut
-    with pytest.raises(ConfigError, match=r"max_segment_tokens .* is less than"):
-        build(tokenizer, [[[0, 1]]], max_tokens=8)
 
 
 def test_a_training_example_is_each_of_its_sets_first_sets_first(args, tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -27,11 +27,16 @@ def make(folder, **kwargs):
     return Encoder.load(str(folder), device="cpu", **kwargs)
 
 
-def by_hand(folder, text, pooling):
+@cache
+def output_of(folder, text):
     """One text, no padding, straight from transformers."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     with torch.no_grad():
-        output = model.eval()(**tokenizer(text, return_tensors="pt"))
+        return model.eval()(**tokenizer(text, return_tensors="pt"))
+
+
+def by_hand(folder, text, pooling):
+    output = output_of(folder, text)
     hidden = output.last_hidden_state[0]
     poolings = {"last": hidden[-1], "max": hidden.max(0).values, "mean": hidden.mean(0)}
     poolings["pooler"] = output.pooler_output[0]
@@ -97,13 +102,6 @@ def test_auto_knows_simcse_by_name(encoder_dir, tmp_path):
 TEXTS = [*SENTENCES, "sea", " ".join(SENTENCES[:4])]
 
 
-def test_vectors_leave_the_device_as_the_float16_that_is_stored(encoder_dir):
-    encoder = make(encoder_dir, encoder_batch_tokens=64)
-    halves = encoder.begin(encoder.tokenize(TEXTS), in_half=True)()
-    assert halves.dtype == np.float16
-    np.testing.assert_array_equal(halves, encoder.encode(TEXTS).astype(np.float16))
-
-
 def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):
     encoder = make(build_encoder(tmp_path / "sick"))
     word = encoder.model.tokenizer("apples")["input_ids"][1]
@@ -163,26 +161,10 @@ def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
     close(asked.encode(SENTENCES, is_query=True), told.encode(SENTENCES, is_query=True))
 
 
-def other_code(parts):
-    return [*parts, {"idx": 9, "name": "9", "path": "", "type": "custom_code.Transformer"}]
-
-
-BAD = {
-    "references the module class 'custom_": ("modules.json", other_code),
-    "without '..' components": ("modules.json", lambda m: [*m, {**m[1], "path": "../x"}]),
-    "activation 'own.ReLU'": (
-        "2_Dense/config.json",
-        lambda c: c | {"activation_function": "own.ReLU"},
-    ),
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_code_and_files_of_others_are_refused(encoder_dir, tmp_path, message):
-    name, change = BAD[message]
+def test_an_activation_of_others_code_is_refused(encoder_dir, tmp_path):
     folder = saved(tmp_path / "bad", dense(encoder_dir))
-    edit(folder / name, change)
-    with pytest.raises(ModelError, match=message):
+    edit(folder / "2_Dense/config.json", lambda c: c | {"activation_function": "own.ReLU"})
+    with pytest.raises(ModelError, match=r"activation 'own\.ReLU'"):
         make(folder)
 
 

@@ -30,7 +30,7 @@ from pgra.exemplars.selector import ExemplarSelector
 
 TASK = Task.load("mr")
 LABELS = TASK.labels
-few = settings(derandomize=True, deadline=None, max_examples=15)
+few = settings(max_examples=15)
 
 
 def ids(examples):

@@ -16,20 +16,6 @@ QUERIES = [Example(f"test-{i}", {"text": f"Film number {i}."}) for i in range(9)
 NUM_ROWS, WIDTH = 400, 32
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Many blocks of passages, as a large corpus has."""
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)
-
-
-def make_search(lm_dirs, tmp_path, texts, *, similarity="dot"):
-    path = tmp_path / "passages.txt"
-    path.write_text("\n".join(texts) + "\n")
-    corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
-    how = {"shots": 2, "similarity": similarity, "bank_shard_rows": 64}
-    return ExhaustiveSearch(over_corpus(lm_dirs["gpt2"], corpus, tmp_path, **how))
-
-
 def put(bank, keys, states, shard_rows=64):
     """Write chosen states into a bank, as if an LM had given them."""
     of = dict(zip(keys.tolist(), torch.from_numpy(states), strict=True))
@@ -41,9 +27,13 @@ def put(bank, keys, states, shard_rows=64):
     )
 
 
-def search_of(lm_dirs, tmp_path, passages, queries, **kwargs):
+def search_of(lm_dirs, tmp_path, passages, queries):
     """Search chosen states: passages' (P, H) and queries' (B, H)."""
-    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(len(passages))], **kwargs)
+    path = tmp_path / "passages.txt"
+    path.write_text("".join(f"Text {i}.\n" for i in range(len(passages))))
+    corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
+    how = {"shots": 2, "similarity": "dot", "bank_shard_rows": 64}
+    search = ExhaustiveSearch(over_corpus(lm_dirs["gpt2"], corpus, tmp_path, **how))
     middle = np.arange(100, 164)  # there already, so that rows do not lie in order
     put(search.reranker.bank, middle, passages[middle])
     put(search.reranker.bank, np.arange(len(passages)), passages)
@@ -52,48 +42,16 @@ def search_of(lm_dirs, tmp_path, passages, queries, **kwargs):
     return search
 
 
-def random_states(count, seed):
-    return np.random.default_rng(seed).standard_normal((count, WIDTH)).astype(np.float32)
-
-
-def all_scores(passages, queries, similarity):
-    scores = queries.astype(np.float64) @ passages.T.astype(np.float64)
-    if similarity == "cosine":
-        scores /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(passages, axis=1)
-    return scores
-
-
-def test_it_is_a_retriever_of_texts(lm_dirs, tmp_path):
-    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(5)])
-    found = search.retrieve([query.fields["text"] for query in QUERIES], 3)
-    np.testing.assert_array_equal(found.rows, search.retrieve_examples(QUERIES, 3).rows)
-
-
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_it_is_a_sort_of_all_scores(lm_dirs, tmp_path, similarity):
-    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
-    search = search_of(lm_dirs, tmp_path, passages, queries, similarity=similarity)
-    found = search.retrieve_examples(QUERIES, 12)
-    scores = all_scores(passages, queries, similarity)
-    order = np.argsort(-scores, axis=1)[:, :12]
-    np.testing.assert_array_equal(found.rows, order)
-    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, order, 1), rtol=1e-5)
-
-
+# Small whole numbers: products are exact, and many are equal.
 TIES = np.random.default_rng(2).integers(-1, 2, (NUM_ROWS, WIDTH)).astype(np.float32)
-
-
-def tied_order(queries, depth):
-    """Small whole numbers: products are exact, and many are equal."""
-    products = queries @ TIES.T
-    rows = np.broadcast_to(np.arange(NUM_ROWS), products.shape)
-    return np.lexsort((rows, -products))[:, :depth]
 
 
 @pytest.mark.parametrize("depth", [1, 150, NUM_ROWS])
 def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)  # many blocks
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
     found = search.retrieve_examples(QUERIES, depth)
-    np.testing.assert_array_equal(found.rows, tied_order(queries, depth))
+    expected = np.argsort(-(queries @ TIES.T), axis=1, kind="stable")[:, :depth]
+    np.testing.assert_array_equal(found.rows, expected)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.retrieval.faiss import (
-    Rescored,
     VectorSource,
     is_lossy,
     measure_recall,
@@ -82,17 +81,6 @@ def test_an_index_is_lossy_where_it_keeps_less_than_the_shards():
     exact = ["Flat", "IVF16,Flat", "IVF65536_HNSW32,Flat", "HNSW32", "HNSW32,Flat", "SQfp16"]
     lossy = "SQ8 PQ8 IVF16,PQ8 OPQ8_16,IVF16,PQ8 PCA8,Flat IVF16,SQfp16 HNSW32,SQ8 SQfp16,Flat LSH"
     assert [name for name in [*exact, *lossy.split()] if not is_lossy(name)] == exact
-
-
-def test_hits_scored_again_are_the_exact_search_where_they_are_enough():
-    index = faiss.index_factory(16, "SQ4", faiss.METRIC_INNER_PRODUCT)
-    index.train(VECTORS)
-    index.add(VECTORS)
-    own = index.search(QUERIES, 9)[1]
-    assert (own != ORDER).any()  # the control
-    scores, rows = Rescored(index, VECTORS.__getitem__, factor=8).search(QUERIES, 9)
-    np.testing.assert_array_equal(rows, ORDER)
-    np.testing.assert_allclose(scores, np.take_along_axis(PRODUCTS, ORDER, 1), rtol=1e-5)
 
 
 def test_recall_agrees_with_brute_force():

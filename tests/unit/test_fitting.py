@@ -20,10 +20,9 @@ rerank = partial(run, queries=TWO, rows=CANDIDATES)
 
 
 @pytest.fixture(autouse=True)
-def small_draws(tmp_path, monkeypatch):
+def small_draws(monkeypatch):
     """Draws that are smaller than corpus and training set, as they are in earnest."""
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Dense indexes as they are built: shards, going on, other factories, recall."""
 
 import itertools
-import json
 import shutil
 
 import faiss
 import numpy as np
 import pytest
+from conftest import contents
 from small_index import World, flip_byte
 
 from pgra.commands.train import verify
@@ -32,14 +32,9 @@ def small(tmp_path, encoder_dir):
     return Builder(tmp_path, encoder_dir, TEXTS[:40])
 
 
-def contents(folder):
-    """Every file's bytes, the manifest without its times and what was asked for."""
-    files = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
-    manifest = json.loads(files.pop("manifest.json"))
-    for name in ("created", "seconds"):
-        del manifest[name]
-    manifest["counts"].pop("recipe", None)
-    return files, manifest
+def product(folder):
+    """Every file's bytes but the manifest's, which tells times."""
+    return {name: data for name, data in contents(folder).items() if name != "manifest.json"}
 
 
 @pytest.mark.parametrize("shard_rows", [7, 64])
@@ -64,7 +59,7 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
 @pytest.mark.parametrize("damage", ["both", "byte", "foreign", "other sizes"])
 def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
     folder = small.make().folder
-    whole = contents(folder)
+    whole = product(folder)
     if damage == "other sizes":
         shutil.rmtree(folder)
         small.make(shard_rows=7)
@@ -81,7 +76,7 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
         record.unlink()
     again = small.make()
     assert again.num_reused == (0 if damage == "other sizes" else 30)
-    assert contents(folder) == whole
+    assert product(folder) == whole
     assert not list(folder.glob(".*.partial*"))
 
 
@@ -89,13 +84,12 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
 @pytest.mark.parametrize("name", ["vectors-00002.npy", "index.faiss", "manifest.json"])
 def test_of_a_damaged_index_the_damaged_shard_alone_is_made_again(name, small, caplog):
     folder = small.make().folder
-    whole = contents(folder)
+    whole = product(folder)
     (folder / name).write_bytes((folder / name).read_bytes()[:-3])
     again = small.make()
     assert again.num_reused == (30 if name == "vectors-00002.npy" else 40)
     assert "damaged, and made again" in caplog.text
-    files, manifest = contents(folder)
-    assert ({n: d for n, d in files.items() if "damaged" not in n}, manifest) == whole
+    assert {n: d for n, d in product(folder).items() if "damaged" not in n} == whole
     assert small.make().num_reused == 40
 
 
@@ -119,14 +113,14 @@ def test_no_vector_is_kept_of_an_encoder_whose_files_changed(small, tmp_path, mo
 def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small):
     flat = small.make("flat").folder
     flip_byte(flat / "vectors-00002.npy")
-    lender = contents(flat)
+    lender = product(flat)
     taken = small.make("sq", index_factory="SQfp16")
     assert taken.num_reused == 30  # all but the damaged one
     assert small.make("other", pooling="max").num_reused == 0
     (taken.folder / "manifest.json").unlink()
     (taken.folder / "vectors-00001.json").unlink()
     assert small.make("sq", index_factory="SQfp16").num_reused == 40
-    assert contents(flat) == lender  # a shard made again leaves its lender as it was
+    assert product(flat) == lender  # a shard made again leaves its lender as it was
 
 
 def test_vectors_too_large_for_float16_are_refused(small):

@@ -18,7 +18,6 @@ from pgra.report.results import read_object
 from pgra.runs import Run, evaluate_run, open_method, run
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
-PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +46,6 @@ def words(kate):
     return having(kate, encoder="bm25")
 
 
-@pytest.fixture
-def written(tmp_path, lm_dirs):
-    pool = [
-        {"question": f"where is the town hall of {place}?", "answers": [place, f"The {place}"]}
-        for place in PLACES
-    ]
-    asked = [
-        {"question": f"where stands the {place} town hall?", "answers": [f"in {place}", place]}
-        for place in PLACES[:3]
-    ]
-    data = DataArguments(
-        task="webquestions",
-        train_file=str(write_jsonl(tmp_path / "pool.jsonl", pool)),
-        test_file=str(write_jsonl(tmp_path / "asked.jsonl", asked)),
-    )
-    return kate_run(data, tmp_path, lm=lm_dirs["gpt2"], encoder="bm25", num_exemplars=2)
-
-
 def test_answers_that_are_there_are_not_asked_again(world, kate, near, caplog):
     caplog.set_level("DEBUG", "pgra")
     again = run(kate)
@@ -88,23 +69,10 @@ def test_the_baseline_icl_reads_the_prompt_of_pgras_second_stage(args, kate):
     assert same.strip() == ours.strip() != other.strip()
 
 
-def test_the_vote_needs_no_lm_and_follows_the_nearest(kate, written):
+def test_the_vote_needs_no_lm_and_follows_the_nearest(kate):
     voted = run(having(kate, decide_by="vote", lm="no/such-lm", name="vote"))
     for line in lines_of(voted.folder):
         assert line["scores"][line["prediction"]] == max(line["scores"].values()) > 0.5
-    voted = run(having(written, decide_by="vote", lm="no/such", num_exemplars=1, name="written"))
-    assert [line["prediction"] for line in lines_of(voted.folder)] == PLACES[:3]  # same words
-
-
-def test_prompts_that_are_too_long_lose_exemplars_and_say_so(kate, near):
-    whole = lines_of(near.folder)
-    outcome = run(having(kate, lm_window=max(line["prompt_tokens"] for line in whole) - 10))
-    lines = lines_of(outcome.folder)
-    assert any(line["over_budget"] for line in lines)
-    for line, wide in zip(lines, whole, strict=True):
-        kept = 3 - line["over_budget"]
-        assert line["exemplars"] == wide["exemplars"][:kept]
-    assert any("to fit the LM's window" in note for note in outcome.metrics["notes"])
 
 
 def test_a_run_decides_new_texts_as_its_own(near, tmp_path):

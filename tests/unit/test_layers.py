@@ -31,35 +31,28 @@ def imported_names(tree, package):
             yield from (f"{base}.{alias.name}" for alias in node.names)  # some are modules
 
 
-def layer_of(name):
-    parts = name.split(".")
-    return LAYERS.index(parts[1]) if parts[0] == "pgra" and parts[1:2] != [] else None
+@pytest.fixture(scope="module")
+def imports():
+    """Give each module's imports, by the parts of its name."""
+    own = [path.relative_to(ROOT).with_suffix("").parts for path in MODULES]
+    trees = (ast.parse(path.read_text()) for path in MODULES)
+    return {n: {*imported_names(t, list(n[:-1]))} for n, t in zip(own, trees, strict=True)}
 
 
-def violations(source, path):
-    """Say which imports of a module point to a later layer, or to a program."""
-    own = path.relative_to(ROOT).with_suffix("").parts
-    here = LAYERS.index(own[1])
+def test_no_module_imports_a_later_layer_or_a_program(imports):
     found = []
-    for name in imported_names(ast.parse(source), list(own[:-1])):
-        if name.split(".")[0] in PROGRAMS and own[1] not in ("commands", "cli"):
-            found.append(f"{'.'.join(own)} imports the program {name}")
-        is_ours = name.startswith("pgra.") and name.split(".")[1] in LAYERS
-        if is_ours and layer_of(name) > here:
-            found.append(f"{'.'.join(own)} imports the later {name}")
-    return found
+    for own, names in imports.items():
+        for name in names:
+            top, layer, *_ = [*name.split("."), ""]
+            is_later = top == "pgra" and layer in LAYERS[LAYERS.index(own[1]) + 1 :]
+            if is_later or (top in PROGRAMS and own[1] not in ("commands", "cli")):
+                found.append(f"{'.'.join(own)} imports {name}")
+    assert found == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_imports_a_later_layer(path):
-    assert violations(path.read_text(), path) == []
-
-
-def test_no_import_goes_in_a_circle():
-    imports = {}
-    for path in MODULES:
-        own = path.relative_to(ROOT).with_suffix("").parts
+def test_no_import_goes_in_a_circle(imports):
+    graph = {}
+    for own, names in imports.items():
         module = ".".join(own).removesuffix(".__init__")
-        names = imported_names(ast.parse(path.read_text()), list(own[:-1]))
-        imports[module] = {*names} - {module, module.rpartition(".")[0]}
-    TopologicalSorter(imports).prepare()  # raises a CycleError with the modules
+        graph[module] = names - {module, module.rpartition(".")[0]}
+    TopologicalSorter(graph).prepare()  # raises a CycleError with the modules

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pgra
-from pgra.cli import main
 from pgra.errors import ArtifactError, DataError
 
 ASKED, MEANT = "How do I log in?", "the mail account, not the router"
@@ -14,27 +13,6 @@ LIKE, OTHER = "how do I  login", "what is the capital of France?"
 
 def told(entries):
     return [entry.feedback for entry in entries]
-
-
-@pytest.mark.parametrize("lookup", ["relative-edit", "encoder", "loaded"])
-def test_what_was_said_of_a_like_question_is_found_by_every_look_up(tmp_path, lookup, encoder_dir):
-    path, more = str(tmp_path / "memory.sqlite"), {"lookup": lookup}
-    if lookup == "encoder":
-        more |= {"encoder": encoder_dir, "device": "cpu"}
-    if lookup == "loaded":
-        more = {"encoder": pgra.Encoder.load(encoder_dir, device="cpu")}
-    with pgra.Memory(path, **more) as memory:
-        assert memory.search(ASKED) == []
-        assert memory.prompt(ASKED) == ASKED
-        entry = memory.add(ASKED, MEANT)
-        memory.add("where do boats sleep by the sea", "in the harbour")
-        (found,) = memory.search(ASKED)
-        assert (found.id, found.question, found.feedback) == (entry.id, ASKED, MEANT)
-        assert memory.get(entry.id) == entry
-        assert memory.prompt(ASKED) == f"clarification: {MEANT}\n{ASKED}"
-        assert len(memory.search(ASKED, k=9, threshold=-1)) == 2  # the control
-    with pgra.Memory(path, **more, create=False) as again:
-        assert again.search(ASKED)[0] == found
 
 
 def test_feedback_is_data_in_a_prompt_and_the_question_stays(memory):
@@ -107,16 +85,6 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
         assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
     with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
         pgra.Memory(path, user=None)
-
-
-def test_a_flag_names_the_user_on_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for words in ([], ["--user", "anna"]):
-        assert main(["memory", "add", ASKED, f"of {words}", *words]) == 0
-    assert main(["memory", "list", *words]) == 0
-    assert [line[:6] for line in capsys.readouterr().out.splitlines()[2:]] == ["     2"]
-    for wrong in (["delete", "1", *words], ["add", "x"], ["search", "x", "y"], ["delete"]):
-        assert main(["memory", *wrong]) == 2
 
 
 def test_threads_share_a_memory(memory):

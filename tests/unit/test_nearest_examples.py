@@ -17,7 +17,6 @@ POOL = [
     PromptExample("what sounds like < sea > ?", "the homonym for sea is see", "f"),
 ]
 PLAIN = FewShot("mine", "\n#\n", "END", "{question} | {feedback}", tuple(POOL[:2]))
-FORMS = ("slotless", "whole")
 ASKED = [
     "what is the reverse of < hot > ?",
     "say more about < oak > ?",
@@ -50,11 +49,3 @@ def test_one_question_with_two_answers_is_two_examples(tmp_path):
     assert shown == (POOL[2], other)
     with pytest.raises(ConfigError, match=f"there are {len(POOL) + 1} different examples"):
         chosen(tmp_path, more=[other, POOL[0]], count=len(POOL) + 2)
-
-
-def test_the_word_asked_about_does_not_count_unless_asked_for(tmp_path):
-    more = [PromptExample("tell me now please < ash > ?", "a", "f")]
-    asked = ["tell < sea > ?"]  # "sea" stands in the shorter example
-    how = {"count": 1, "more": more, "asked": asked}
-    first = [chosen(tmp_path, form=form, **how).examples_of(asked[0]) for form in FORMS]
-    assert first == [(more[0],), (POOL[3],)]

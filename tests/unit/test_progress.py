@@ -24,10 +24,4 @@ def test_long_work_from_python_shows_the_bars_of_the_command_line(lm_dirs, monke
         pgra.Reranker(str(lm_dirs["gpt2"]), template="{text}").rank("a film", SENTENCES)
         texts.append(stream.getvalue())
     assert re.search(r"read: .*\d+/1\d", texts[0])
-    monkeypatch.setattr(Bar, "delay", 0.0)
-    monkeypatch.setattr(Bar, "seconds", 0.0)
-    monkeypatch.setattr("sys.stderr", log := io.StringIO())
-    pgra.Reranker(str(lm_dirs["gpt2"]), template="{text}").rank("a film", SENTENCES)
-    assert re.search(r"^read: \d+/1\d in 00:0\d, [\d.]+", log.getvalue(), re.M)
-    assert "\r" not in log.getvalue()
     assert texts[1:] == ["", ""]  # the controls: the one switch, and what is soon done

@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgra.core import Example
@@ -35,7 +35,6 @@ SHOWN = [
     Example("train-0", {"text": "A warm film."}, "positive"),
     Example("train-1", {"text": "Dull,\n\nlong."}, "negative"),
 ]
-few = settings(derandomize=True, deadline=None, max_examples=25)
 any_text = st.text(st.characters(codec="utf-8"), max_size=30) | st.just("{text} {0}\n\n}{")
 
 
@@ -83,7 +82,6 @@ FIELDS = {name: task_format(Task.load("mrpc"), name) for name in FORMATS}
     shown=st.lists(st.tuples(any_text, any_text, st.sampled_from(LABELS_OF_PAIRS)), max_size=2),
     query=st.tuples(any_text, any_text),
 )
-@few
 def test_any_texts_make_blocks_that_a_blank_line_parts(name, shown, query):
     """No text, whatever it holds, can look like the border between exemplars."""
     style = FIELDS[name]
@@ -125,7 +123,6 @@ def fit(write, wanted, window, counted=None):
     lengths=st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=5),
     room=st.integers(3, 30),
 )
-@few
 def test_as_many_exemplars_are_kept_as_fit_and_the_query_is_whole(lengths, room):
     def write(query, count):
         return ["e " * sum(lengths[query][:count]) + "the query"]

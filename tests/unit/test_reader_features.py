@@ -20,9 +20,9 @@ EVIDENCE = ("the sea", "a town on a hill", "her second album")
 
 
 def run(t5_dir, folder, **changes):
-    values = {"max_steps": 4, "eval_steps": 4, **changes}
+    arguments = make_arguments(folder, max_steps=2, eval_steps=2, **changes)
     rows = make_inputs(18, extra=EVIDENCE)
-    reader, result = train(t5_dir, make_arguments(folder, **values), rows=rows, dropout=0.0)
+    reader, result = train(t5_dir, arguments, rows=rows, dropout=0.0)
     return losses(folder), reader, result
 
 

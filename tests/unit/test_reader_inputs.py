@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from conftest import reader_inputs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_training import tokens
 
@@ -23,7 +23,6 @@ from pgra.reader.inputs import (
 TEMPLATE = "{text} It was <extra_id_0> ."
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)
 LONG = "The film is a warm and funny portrait of a family by the sea. " * 6
-SOME = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def content(inputs):
@@ -81,7 +80,6 @@ def test_a_segments_tokens_are_those_of_its_whole_text(reader_dir, order, templa
     assert content(built) == content(reader_inputs(tokenizer, VERBALIZER, items))
 
 
-@SOME
 @given(
     words=st.integers(1, 60),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
@@ -126,7 +124,6 @@ def cost_of(groups, cost):
     return sum(cost.padded(int(group.max())) * len(group) + cost.overhead for group in groups)
 
 
-@SOME
 @given(
     lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
     overhead=st.sampled_from([0, 3, 99]),
@@ -147,7 +144,6 @@ def test_no_other_cut_of_the_sorted_lengths_is_cheaper(lengths, overhead, multip
 SEGMENTS = st.lists(st.integers(0, 60), min_size=1, max_size=12)
 
 
-@SOME
 @given(
     examples=st.lists(st.lists(SEGMENTS, min_size=1, max_size=4), min_size=1, max_size=5),
     overhead=st.sampled_from([0, 16, 10_000]),

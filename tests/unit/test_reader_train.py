@@ -19,8 +19,8 @@ from pgra.core import Worker
 from pgra.errors import ModelError
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
-from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import load_epoch
+from pgra.reader.resume import Progress, last_checkpoint
+from pgra.reader.train import LossLog, load_epoch
 
 
 @pytest.mark.slow
@@ -65,6 +65,14 @@ def test_the_order_of_examples_depends_on_the_seed_and_the_epoch_alone(tmp_path)
     assert order(1, 0)[2:] == order(1, 0, done=2)
     assert [len(batch) for batch in order(1, 0)] == [4] * 4  # the last, smaller batch is left out
     assert len({tuple(order(*which)) for which in ((1, 0), (2, 0), (1, 2))}) == 3
+
+
+def test_a_step_is_the_sum_of_its_accumulated_parts_to_the_last_bit(tmp_path):
+    log = LossLog(tmp_path, Progress(), Worker())
+    log.add([torch.tensor(0.1), torch.tensor(0.2)])
+    log.flush()
+    exact = float(torch.tensor([0.1, 0.2]).sum())
+    assert losses(tmp_path) == [exact] != [0.1 + 0.2]
 
 
 def test_a_loss_that_is_nan_stops_and_names_the_last_good_checkpoint(t5_dir, tmp_path):

@@ -26,7 +26,7 @@ BANNED = [
 # Our own dialect, for which the field has other words.
 ODD = re.compile(
     r"\b(told|tells|behind|(go|goes|going|gone|went) on|foresee\w*|likeness\w*|lets? fall"
-    r"|(win|wins|won) over)\b|\AWord an? |\AWord the ",
+    r"|(win|wins|won) over)\b|(\A|\")Word (an?|the) ",
     re.IGNORECASE,
 )
 
@@ -59,7 +59,9 @@ def odd_in(text):
 def test_help_messages_and_docstrings_are_in_plain_english():
     found = {"README.md": odd_in((ROOT / "README.md").read_text())}
     for path in (ROOT / "pgra").rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text()))
+        if not ODD.search(source := path.read_text()):
+            continue
+        nodes = ast.walk(ast.parse(source))
         texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
         found[relative(path)] = [odd for text in texts for odd in odd_in(text)]
     assert {name: odd for name, odd in found.items() if odd} == {}

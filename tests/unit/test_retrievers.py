@@ -104,7 +104,6 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
     world.open(name, **given)
 
 
-@pytest.mark.slow
 def test_a_lossy_index_scores_its_hits_exactly_unless_told_not_to(world):
     exact = world.open().retrieve(SENTENCES, 3)
     found = world.open(index_factory="SQ4")

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.artifacts import write_json
 from pgra.core import ALONE, MISSING_ROW
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.similarity import SIMILARITIES
-from pgra.run_folder import check_same_run
 
 pytestmark = pytest.mark.slow
 
@@ -43,24 +41,6 @@ def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, me
     assert len(Stages.read(more, ALONE).data.train) == 36
     with pytest.raises(ConfigError, match="all 36 examples stand in the prompt"):
         Stages.read(more.having(reader=replace(more.reader, same_train=True)), ALONE)
-
-
-def test_evidence_is_the_best_of_the_candidates_and_lines_tell_both_stages(args):
-    stages = found_for(args)
-    for split, queries in (("train", 32), ("dev", 4), ("test", 12)):
-        first, second = (stages.candidates[split].candidates, stages.evidence[split].candidates)
-        assert first.rows.shape == second.rows.shape == (queries, 6)
-        np.testing.assert_array_equal(np.sort(first.rows), np.sort(second.rows))
-        assert (np.diff(second.scores, axis=1) <= 0).all()
-        lines = stages.evidence_lines(split)
-        assert [line.text for line in lines[0]] == [SENTENCES[r] for r in second.rows[0, :3]]
-        for query, evidence in enumerate(lines):
-            assert len(evidence) == 3
-            places = [line.stage1_rank - 1 for line in evidence]
-            assert [line.row for line in evidence] == first.rows[query, places].tolist()
-            scores = [line.stage1_score for line in evidence]
-            assert scores == pytest.approx(first.scores[query, places])
-    assert (first.rows != second.rows).any()  # the control: there is an order to tell
 
 
 def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
@@ -93,18 +73,6 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
 
 
 # The folder of a run.
-
-
-def test_a_run_is_known_by_what_decides_it(tmp_path):
-    check_same_run(tmp_path / "new", {"seed": 1})
-    write_json(tmp_path / "run.json", {"seed": 1, "evidence/test": "ab"})
-    check_same_run(tmp_path, {"seed": 2})  # nothing was trained there yet
-    (tmp_path / "reader").mkdir()
-    check_same_run(tmp_path, {"seed": 1}, is_whole=False)
-    with pytest.raises(ArtifactError, match="with seed 1, this run asks for 2: choose another"):
-        check_same_run(tmp_path, {"seed": 2}, is_whole=False)
-    with pytest.raises(ArtifactError, match='with evidence/test "ab", this run asks for null'):
-        check_same_run(tmp_path, {"seed": 1})
 
 
 # Models that change.

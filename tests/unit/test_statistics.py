@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
@@ -26,7 +26,6 @@ from pgra.report.metrics import (
 )
 
 CASES = [[0.5, 0.75], [1.0, 2.0, 4.0], [0.939, 0.944, 0.935, 0.94, 0.931]]
-some = settings(derandomize=True, deadline=None, max_examples=30)
 # of each example the label and what two methods decided
 answers = st.lists(st.tuples(*[st.sampled_from(NAMES)] * 3), min_size=1, max_size=12)
 
@@ -64,7 +63,6 @@ def test_holm_and_combined_p_values_by_hand():
 parts_of = st.lists(st.integers(-9, 9), max_size=9)
 
 
-@some
 @given(parts_of, st.randoms())
 def test_a_sum_of_signs_is_counted_over_all_signs_whatever_the_order_and_the_side(parts, random):
     signs = itertools.product((1, -1), repeat=len(parts))
@@ -88,7 +86,6 @@ def share_of_good(labels, predictions, names):
     return list(predictions).count(names[1]) / len(labels)
 
 
-@some
 @given(answers, st.sampled_from([*sorted(METRICS), f"{__name__}:share_of_good"]))
 def test_the_bootstrap_is_the_metric_of_the_examples_that_were_drawn(rows, metric):
     """Each resample of the kinds is one of the examples: written out, it has the same value."""

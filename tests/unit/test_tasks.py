@@ -48,16 +48,15 @@ def test_what_does_not_fit_is_named_with_its_file(values, message, tmp_path):
 
 
 def test_every_task_comes_back_from_what_it_writes(tmp_path):
-    for task in (Task.load("trec"), Task.load("mrpc"), GenerationTask.load("totto")):
+    own = Task(name="own", **PLAIN, answer="")
+    for task in (Task.load("trec"), Task.load("mrpc"), GenerationTask.load("totto"), own):
         path = tmp_path / f"{task.name}.yaml"
         path.write_text(task.to_yaml())
         assert type(task).load(path) == task
 
 
-def test_a_task_needs_no_file_and_its_answer_line_may_be_empty(tmp_path):
+def test_a_task_needs_no_file_and_its_answer_line_may_be_empty():
     made = Task(name="mine", **PLAIN, answer="")
     assert (made.labels, made.prompt_words) == (("no", "yes"), {"no": "no", "yes": "yes"})
-    (tmp_path / "mine.yaml").write_text(made.to_yaml())
-    assert Task.load(tmp_path / "mine.yaml") == made
     with pytest.raises(ConfigError, match="labels is .*: Expected str, got int - at .*1"):
         Task(name="mine", **{**PLAIN, "labels": ["no", 1]})
