@@ -25,7 +25,7 @@ from pgra.errors import ConfigError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import begin_fetch
-from pgra.lm.causal_lm import CausalLM
+from pgra.lm.causal_lm import CausalLM, EngineLM, open_causal_lm
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.progress import Bar
@@ -169,7 +169,7 @@ class PromptedEncoder:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM(args, device=device, layer=args.lm_layer)
+        lm = open_causal_lm(args, device=device, layer=args.lm_layer)
         return cls(lm, prompt, "auto", args.lm_batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
@@ -275,6 +275,10 @@ class PromptedEncoder:
 
         A GPU is still busy until then: more can be started before these are waited for.
         """
+        if isinstance(self.lm, EngineLM):
+            given = self._check_finite(prompts, self.lm.states(prompts.ids, advance=advance))
+            self.num_tokens += sum(map(len, prompts.ids))
+            return lambda: given
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [own[:skip] == self.shared_ids for own in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
@@ -297,14 +301,26 @@ class PromptedEncoder:
             states = torch.empty(len(ids), width, dtype=self.lm.dtype)
             if fetched is not None:
                 states[rows] = fetched()
-            broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
-            if broken:
-                text = " ".join(prompts.fields[broken[0]].values())
-                where = f"for {len(broken)} of {len(ids)} texts, such as {text[:80]!r}"
-                raise self.lm.not_finite(where)
-            return states
+            return self._check_finite(prompts, states)
 
         return finish
+
+    def check_kept(self, prompts: TokenizedPrompts, kept: npt.NDArray[np.float32]) -> None:
+        """Compare an engine's states with those that a bank has, (n, H); others' do not change.
+
+        Raises:
+            ModelError: If they differ by more than rounding.
+        """
+        if isinstance(self.lm, EngineLM):
+            self.lm.check_kept(prompts.ids, kept)
+
+    def _check_finite(self, prompts: TokenizedPrompts, states: Tensor) -> Tensor:
+        broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
+        if broken:
+            text = " ".join(prompts.fields[broken[0]].values())
+            where = f"for {len(broken)} of {len(states)} texts, such as {text[:80]!r}"
+            raise self.lm.not_finite(where)
+        return states
 
     def _run(
         self, ids: Sequence[list[int]], group: Sequence[int], shared: int

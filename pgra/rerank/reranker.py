@@ -37,7 +37,7 @@ from pgra.data.examples import open_rows, read_split
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
-from pgra.lm.causal_lm import CausalLM
+from pgra.lm.causal_lm import CausalLM, open_causal_lm
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
@@ -104,10 +104,10 @@ class Reranker(ScoringReranker):
         """Write the prompt and find the LM; its weights are loaded on first use.
 
         Args:
-            lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
-                a `pgra.CausalLM`, which has its layer, device and dtype; or a `PromptedEncoder`,
-                which has its prompt too.
-            tokenizer: That of a loaded model.
+            lm: Hub id, folder or bundled:NAME; the address of an engine's server, or vllm:NAME; a
+                loaded model of transformers, with its tokenizer; a `pgra.CausalLM`, which has its
+                layer, device and dtype; or a `PromptedEncoder`, which has its prompt too.
+            tokenizer: That of a loaded model; of a server the name of its LM's.
             task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
             template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.
             examples: Labelled examples of the task for the prompt, in order: (text, label) pairs,
@@ -150,7 +150,7 @@ class Reranker(ScoringReranker):
             self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
             if not isinstance(lm, CausalLM):
                 how = {"device": device, "layer": str(lm_layer), "dtype": dtype}
-                lm = CausalLM(lm, tokenizer, **how)
+                lm = open_causal_lm(lm, tokenizer, **how)
             elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
                 raise ConfigError("the LM is open already: give layer, device and dtype to it")
             lm = PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens)
@@ -433,6 +433,7 @@ class Reranker(ScoringReranker):
             lambda prompts, advance: self.encoder.begin(prompts, advance=advance),
             shard_rows=self.shard_rows,
             context=self.context,
+            check=self.encoder.check_kept,
             title=f"LM reads {title}",
         )
 
