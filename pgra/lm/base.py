@@ -7,6 +7,7 @@ from typing import Protocol
 from pgra.config import Arguments, arg
 from pgra.core import Json, Scores
 from pgra.errors import ConfigError
+from pgra.prompts import CHATS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
@@ -76,13 +77,19 @@ class StateArguments(LMArguments):
         "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
         "on), or a share of the depth such as 0.6.",
     )
+    chat_template: str = arg(
+        "off",
+        "Whether prompts are written in the LM's own chat template, without thinking: off; auto "
+        "(all in one message, where it has a template); turns (a turn an exemplar).",
+        choices=CHATS,
+    )
     lm_reference: str | None = arg(
         None,
         "The LM of an engine for transformers, hub id or folder: the states of 16 texts are "
         "compared before others are kept.",
         decides=False,
     )
-    lm_tensor_parallel: int = arg(1, "GPUs that vllm:NAME is spread over.", least=1, decides=False)
+    lm_tensor_parallel: int = arg(1, "GPUs that hold vllm:NAME.", least=1, decides=False)
 
     @property
     def is_engine(self) -> bool:

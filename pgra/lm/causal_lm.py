@@ -11,17 +11,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import torch
 from torch import Tensor
 
 from pgra.core import Json, Scores
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ConfigError, ModelError, cut
 from pgra.lm import load
 from pgra.lm.base import VLLM, Advance, Engine, LMArguments, StateArguments
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import tolerance
 from pgra.lm.remote import StateServer
+from pgra.prompts import Chat
 
 _NO_LIMIT = 1 << 20
 SHOWN = 60  # characters of a prompt in a message
@@ -216,6 +218,25 @@ class CausalLM:
         starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
         return list(full[: next(starts, 0)])
 
+    def with_lead(self, ids: Sequence[int]) -> list[int]:
+        """Return ids after `lead_ids`, unless they begin with these, as a chat's may."""
+        has_it = list(ids[: len(self.lead_ids)]) == self.lead_ids
+        return list(ids) if has_it else [*self.lead_ids, *ids]
+
+    def chat(self, how: str) -> Chat | None:
+        """Return how prompts are written as a chat; None for plain text."""
+        has_none = getattr(self.tokenizer, "chat_template", None) is None
+        return None if how == "off" or (how == "auto" and has_none) else (how, self._write_chat)
+
+    def _write_chat(self, messages: list[dict[str, str]]) -> str:
+        how = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, **how))
+        except (TypeError, ValueError, jinja2.TemplateError) as error:
+            reason = cut(" ".join(str(error).split()))
+            what = f"'{self.source.name}' writes no chat ({reason}): use --chat_template off"
+            raise ModelError(what) from None
+
     @torch.inference_mode()
     def states_of(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """Return the state at each input's last token, (n, H) in the LM's dtype, on its device.
@@ -253,7 +274,7 @@ class CausalLM:
             )
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[*self.lead_ids, *ids] for ids in self.tokenize(texts)]
+        return [self.with_lead(ids) for ids in self.tokenize(texts)]
 
     def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Return the token ids of a prompt and of each word; ModelError if a token joins them."""
@@ -302,8 +323,7 @@ class VllmEngine(Engine):
         config, model = load.load_config(self._source), self._source.identity
         self.window = getattr(config, "max_position_embeddings", None)
         self._dtype = load.dtype_name(load.choose_dtype(args.lm_dtype, device, config))
-        named = {"engine": "vllm", "version": release, "dtype": self._dtype}
-        self.about = {**named, "model": model}
+        self.about = {"engine": "vllm", "version": release, "model": model, "dtype": self._dtype}
 
     @cached_property
     def _llm(self) -> Any:
@@ -389,10 +409,10 @@ class EngineLM(CausalLM):
         """
         if not prompts:
             return torch.empty(0, self.width, dtype=self.dtype)
-        if self._admitted is None:
-            self._admit(prompts)
+        prompt, state = self._admitted = self._admitted or self._admit(prompts)
         found = self._ask(prompts, advance)
-        self._check_same()
+        self.engine.look()  # it may have been restarted meanwhile, with another LM
+        self._compare(self._ask([prompt]), state, "than at first")
         return torch.from_numpy(found).to(self.dtype)
 
     def score_ids(
@@ -432,15 +452,8 @@ class EngineLM(CausalLM):
             widths = f"{self.width} and {width} numbers"
             raise ModelError(f"{self.how.lm} gave states of {widths}: it is another LM than before")
 
-    def _check_same(self) -> None:
-        """Refuse an engine that was restarted with another LM meanwhile."""
-        self.engine.look()
-        assert self._admitted is not None
-        prompt, state = self._admitted
-        self._compare(self._ask([prompt]), state, "than at first")
-
-    def _admit(self, prompts: Sequence[list[int]]) -> None:
-        """Compare the states of some prompts, asked in several ways."""
+    def _admit(self, prompts: Sequence[list[int]]) -> tuple[list[int], Scores]:
+        """Compare states of some prompts, asked in several ways; return a prompt and its state."""
         chosen = list(prompts[:: -(-len(prompts) // _ADMITTED)])
         alone = np.concatenate([self._ask([prompt]) for prompt in chosen])
         if (abs(np.linalg.norm(alone, axis=1) - 1) < _NORMALISED).all():
@@ -452,7 +465,7 @@ class EngineLM(CausalLM):
         if name := self._reference:
             truth = CausalLM(name, device=str(self.device)).states_of(chosen).float().cpu()
             self._compare(alone, truth.numpy(), f"than '{name}' in transformers")
-        self._admitted = chosen[0], alone[:1]
+        return chosen[0], alone[:1]
 
     def _compare(self, found: Scores, known: Scores, where: str) -> None:
         """Raise a ModelError if states differ by more than the rounding of the engine's dtype."""

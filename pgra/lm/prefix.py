@@ -138,6 +138,7 @@ class PromptedEncoder:
             for each text); a way that is named is not compared.
         batch_tokens: Own tokens in one batch on a CPU; a GPU takes 64 times as many.
         max_prompt_tokens: Longest prompt; None is the LM's window.
+        chat: How prompts are written as a chat; of `pgra.prompts.CHATS`.
         num_cut: Texts that were cut so far.
         num_tokens: Tokens that the LM read so far, without padding.
 
@@ -150,6 +151,7 @@ class PromptedEncoder:
     sharing: str = "auto"
     batch_tokens: int = 512
     max_prompt_tokens: int | None = None
+    chat: str = "off"
     num_cut: int = field(default=0, init=False)
     num_tokens: int = field(default=0, init=False)
 
@@ -157,6 +159,8 @@ class PromptedEncoder:
         # the way, by this encoder or one `under` it
         self._found = [] if self.sharing == "auto" else [self.sharing]
         self._back_off = self.lm.back_off(batch_budget(self.batch_tokens, self.lm.device))
+        if chat := self.lm.chat(self.chat):
+            self.prompt = self.prompt.as_chat(*chat)
         self._check_room()
 
     @classmethod
@@ -170,7 +174,8 @@ class PromptedEncoder:
             ModelError: If the LM cannot be used.
         """
         lm = open_causal_lm(args, device=device, layer=args.lm_layer)
-        return cls(lm, prompt, "auto", args.lm_batch_tokens, args.max_prompt_tokens)
+        most, chat = args.max_prompt_tokens, args.chat_template
+        return cls(lm, prompt, "auto", args.lm_batch_tokens, most, chat)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt, with counts of its own.
@@ -200,7 +205,7 @@ class PromptedEncoder:
 
     @cached_property
     def _prefix_ids(self) -> list[int]:
-        return [*self.lm.lead_ids, *self.lm.tokenize([self.prompt.prefix])[0]]
+        return self.lm.with_lead(self.lm.tokenize([self.prompt.prefix])[0])
 
     @cached_property
     def _splits_cleanly(self) -> bool:
@@ -224,7 +229,7 @@ class PromptedEncoder:
 
     def _tokenize_whole(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
         texts = [self.prompt.prefix + self.prompt.suffix(each) for each in fields]
-        return [self.lm.lead_ids + ids for ids in self.lm.tokenize(texts)]
+        return [self.lm.with_lead(ids) for ids in self.lm.tokenize(texts)]
 
     def _check_room(self) -> None:
         empty = len(self._tokenize([self.prompt.template.passage_fields("")])[0])

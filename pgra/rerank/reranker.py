@@ -99,6 +99,7 @@ class Reranker(ScoringReranker):
         device: str = "auto",
         dtype: str = "auto",
         max_prompt_tokens: int | None = None,
+        chat_template: str = "off",
         by: str = "states",
     ) -> None:
         """Write the prompt and find the LM; its weights are loaded on first use.
@@ -120,6 +121,7 @@ class Reranker(ScoringReranker):
             device: Where the LM runs.
             dtype: Of its weights.
             max_prompt_tokens: Longest prompt; None: the LM's window.
+            chat_template: As `--chat_template`.
             by: "states"; or, for facts and questions, "likelihood" (of the query after a document),
                 "causal" or "cross-encoder" (a reranker that was trained to judge both together):
                 see `--reranker`. These take a name, device and dtype, and as `template` a text with
@@ -153,7 +155,8 @@ class Reranker(ScoringReranker):
                 lm = open_causal_lm(lm, tokenizer, **how)
             elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
                 raise ConfigError("the LM is open already: give layer, device and dtype to it")
-            lm = PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens)
+            how = {"max_prompt_tokens": max_prompt_tokens, "chat": chat_template}
+            lm = PromptedEncoder(lm, prompt, **how)
         self.encoder = lm
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._kept: dict[int, Floats] = {}
@@ -376,6 +379,7 @@ class Reranker(ScoringReranker):
             "exemplars": RerankArguments.exemplars,  # one prompt for all queries
             "num_exemplars": len(self.prompt.exemplar_ids),
             "max_prompt_tokens": self.encoder.max_prompt_tokens,
+            "chat_template": self.encoder.chat,
         }
 
     def shows(self, example: Example) -> bool:

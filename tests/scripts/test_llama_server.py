@@ -82,11 +82,8 @@ def test_its_states_are_near_transformers_and_keep_most_evidence(url):
     asked = ["A dull film, sadly.", "I loved every minute of it."]
     texts = [f"A {how} film {end}." for how in ("warm", "dull") for end in ("again", "at sea", "!")]
     pool = [("A gem.", "positive"), ("It drags.", "negative")]
-    name = "bundled:smollm2-135m"
-    opened = [
-        pgra.Reranker(*lm, task="sst2", examples=pool, device="cpu")
-        for lm in ((name,), (url.removesuffix("/v1"), name))
-    ]
+    lms = ["bundled:smollm2-135m"], [url, "bundled:smollm2-135m"]
+    opened = [pgra.Reranker(*lm, task="sst2", examples=pool, device="cpu") for lm in lms]
     found = [lm.score(asked, texts).argsort(1)[:, -3:] for lm in opened]
     assert sum(len({*a} & {*b}) for a, b in zip(*np.array(found).tolist(), strict=True)) >= 5
     ours, theirs = (np.array([*lm._kept.values()]) for lm in opened)

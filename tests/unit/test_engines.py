@@ -56,14 +56,14 @@ class Server(Loopback):
         if path == "/v1/models":
             model = "another" if fault == "model" else "toy"
             return 200, {"data": [{"id": model, "owned_by": self.engine, "root": self.folder}]}
-        if path in ("/version", "/props", "/get_server_info"):
-            return 200, {"version": "1.0", "default_generation_settings": {"n_ctx": 256}}
+        if path in ("/version", "/get_server_info"):
+            return 200, {"version": "1.0"}
         if path == "/v1/completions":
             asked, text = body["prompt"], {"text": " warm", "finish_reason": "stop"}
             return 200, {"choices": [text] if asked == "Q" else [*map(self.echo, asked)]}
         if path == "/tokenize" or fault == "none":
             return 404, {"error": {"message": "no such thing"}}
-        ids = body.get("input") or body.get("content") or body["input_ids"]
+        ids = body.get("input") or body["input_ids"]
         self.asked += ids
         states = [stock_state(self.folder, one).numpy() for one in ids]
         states = fault(states) if callable(fault) else states
@@ -73,10 +73,7 @@ class Server(Loopback):
         if self.engine == "vllm":
             coded = [base64.b64encode(state.tobytes()).decode() for state in states]
             return {"data": [{"index": i, "embedding": x} for i, x in enumerate(coded)][::-1]}
-        lists = [state.tolist() for state in states]
-        if self.engine == "llamacpp":
-            return [{"index": i, "embedding": [x]} for i, x in enumerate(lists)]
-        return [{"meta_info": {"hidden_states": x}} for x in lists]
+        return [{"meta_info": {"hidden_states": state.tolist()}} for state in states]
 
     def echo(self, ids):
         chances = stock_lm(self.folder)(torch.tensor([ids])).logits[0, :-1].log_softmax(1)
@@ -103,18 +100,16 @@ def open_at(corpus, tmp_path):
     return open_at
 
 
-@pytest.mark.parametrize("engine", one_quick(["vllm", "llamacpp", "sglang"], "vllm"))
+@pytest.mark.parametrize("engine", one_quick(["vllm", "sglang"], "vllm"))
 def test_its_states_give_the_scores_of_transformers(server, open_at, corpus, tmp_path, engine):
     server.engine, more = engine, {"lm_tokenizer": server.folder, "lm_reference": server.folder}
     own = over_corpus(server.folder, corpus, tmp_path / "own")
-    own.prepare(QUERIES, ROWS)
     with server.serve() as url:
         ours = open_at(url, **more)
-        assert ours.prepare(QUERIES, ROWS).num_new == 12
-        found, num = ours.score_rows(QUERIES, ROWS), len(server.asked)
-        np.testing.assert_allclose(found, own.score_rows(QUERIES, ROWS), rtol=1e-4)
+        assert [lm.prepare(QUERIES, ROWS).num_new for lm in (own, ours)] == [12, 12]
+        both = (lm.score_rows(QUERIES, ROWS) for lm in (own, ours))
+        np.testing.assert_allclose(*both, rtol=1e-4)
         assert open_at(f"{url}/", **more).prepare(QUERIES, ROWS).num_new == 0
-    assert len(server.asked) == num  # all was kept
     assert ours.bank.fingerprint["engine"]["version"] == "1.0"
 
 
@@ -143,45 +138,35 @@ def test_a_server_that_fails_is_refused_in_a_line_and_whole_shards_stay(server, 
         assert "\n" not in str(error.value)
         server.fault = None
         kept = 3 + 5 if server.healthy == 18 else 0  # queries, and a shard of passages
-        again = open_at(url)
-        assert again.prepare(QUERIES, EVERY).num_new == 3 + EVERY.size - kept
+        assert open_at(url).prepare(QUERIES, EVERY).num_new == 3 + EVERY.size - kept
         server.fault, server.healthy = turned, 0
         with pytest.raises(PgraError, match="other states than those that are kept"):
             open_at(url).prepare([*QUERIES, TRAIN[0]], EVERY)
 
 
 def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path):
-    lms, scores = [server.folder], []
+    how = LikelihoodArguments(), corpus, tmp_path
     with server.serve() as url:
-        for lm in [*lms, url]:
-            found = of_pairs("likelihood", LikelihoodArguments(), corpus, tmp_path, lm=lm)
-            found.prepare(QUERIES, ROWS)
-            scores.append(found.score_rows(QUERIES, ROWS))
-        np.testing.assert_allclose(*scores, rtol=1e-4)
+        opened = [of_pairs("likelihood", *how, lm=lm) for lm in (server.folder, url)]
+        assert [lm.prepare(QUERIES, ROWS).num_new for lm in opened] == [10, 10]
+        np.testing.assert_allclose(*(lm.score_rows(QUERIES, ROWS) for lm in opened), rtol=1e-4)
         args = CompleterArguments(lm=url, endpoint="completions")
         lm = open_lm(args, Context(artifacts=tmp_path))
-        assert lm.fingerprint["lm"] == "openai:toy"
         assert lm.complete(["Q"], max_new_tokens=1, stop="\n")[0].text == " warm"
+    assert lm.fingerprint["lm"] == "openai:toy"
 
 
 def test_vllm_in_this_process_is_asked_as_its_api_has_it(lm_dirs, monkeypatch):
     folder, made = str(lm_dirs["opt"]), {}
 
-    class LLM:
-        def __init__(self, model, **how):
-            made.update(how)
+    def encode(prompts, *, pooling_task, use_tqdm):
+        found = [stock_state(folder, one["prompt_token_ids"]) for one in prompts]
+        return [SimpleNamespace(outputs=SimpleNamespace(data=state)) for state in found]
 
-        def encode(self, prompts, *, pooling_task, use_tqdm):
-            found = [stock_state(folder, one["prompt_token_ids"]) for one in prompts]
-            return [SimpleNamespace(outputs=SimpleNamespace(data=state)) for state in found]
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM))
+    vllm = SimpleNamespace(LLM=lambda _, **how: made.update(how) or SimpleNamespace(encode=encode))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(PoolerConfig=dict))
     monkeypatch.setattr("pgra.lm.causal_lm.version", lambda name: "0.32.0")
-    scores = [
-        pgra.Reranker(lm, template="{text}", device="cpu").score("A film.", SENTENCES)
-        for lm in (f"vllm:{folder}", folder)
-    ]
-    np.testing.assert_allclose(*scores, rtol=1e-4)
-    assert {"runner": "pooling", "convert": "embed", "dtype": "float32"}.items() <= made.items()
+    opened = [pgra.Reranker(lm, template="{text}") for lm in (f"vllm:{folder}", folder)]
+    np.testing.assert_allclose(*(lm.score("Dull!", SENTENCES) for lm in opened), rtol=1e-4)
     assert made["pooler_config"] == {"seq_pooling_type": "LAST", "use_activation": False}
