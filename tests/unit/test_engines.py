@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, one_quick
-from loopback import Handler, Loopback
+from loopback import Handler, Loopback, tls_context
 from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, of_pairs, over_corpus
 from transformers import AutoModelForCausalLM
 
@@ -84,6 +84,7 @@ class Server(Loopback):
 @pytest.fixture
 def server(lm_dirs, monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("ssl.create_default_context", tls_context)  # takes longer than most tests
     return Server(lm_dirs["opt"])
 
 
@@ -148,7 +149,7 @@ def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path
     how = LikelihoodArguments(), corpus, tmp_path
     with server.serve() as url:
         opened = [of_pairs("likelihood", *how, lm=lm) for lm in (server.folder, url)]
-        assert [lm.prepare(QUERIES, ROWS).num_new for lm in opened] == [10, 10]
+        assert [lm.prepare(QUERIES, ROWS).num_new for lm in opened] == [11, 11]
         np.testing.assert_allclose(*(lm.score_rows(QUERIES, ROWS) for lm in opened), rtol=1e-4)
         args = CompleterArguments(lm=url, endpoint="completions")
         lm = open_lm(args, Context(artifacts=tmp_path))
