@@ -152,7 +152,7 @@ class LanguageModel(Protocol):
         """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
 
 
-class Engine:
+class Engine(Protocol):
     """Returns the states of token ids: a server (`pgra.lm.remote`), or vLLM in this process.
 
     Attributes:
@@ -177,7 +177,6 @@ class Engine:
         Raises:
             ModelError: If it gives none, or not one for each prompt.
         """
-        raise NotImplementedError
 
     def score(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:  # noqa: ARG002
         """Return the log-probability of all tokens of each word after a prompt, (n,)."""
@@ -189,9 +188,11 @@ class Engine:
 
     def look(self) -> None:
         """Ask again what it is; ModelError if it is another LM than before."""
+        return
 
     def release(self) -> None:
         """Free the weights, where they are in this process."""
+        return
 
 
 @dataclass(kw_only=True)

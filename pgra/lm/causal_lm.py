@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pgra.core import Json, Scores
-from pgra.errors import ConfigError, ModelError, cut
+from pgra.errors import ConfigError, ModelError, show
 from pgra.lm import load
 from pgra.lm.base import VLLM, Advance, Engine, LMArguments, StateArguments
 from pgra.lm.batching import BackOff, pad, send
@@ -233,8 +233,7 @@ class CausalLM:
         try:
             return str(self.tokenizer.apply_chat_template(messages, **how))
         except (TypeError, ValueError, jinja2.TemplateError) as error:
-            reason = cut(" ".join(str(error).split()))
-            what = f"'{self.source.name}' writes no chat ({reason}): use --chat_template off"
+            what = f"'{self.source.name}' writes no chat ({show(error)}): use --chat_template off"
             raise ModelError(what) from None
 
     @torch.inference_mode()
