@@ -13,8 +13,9 @@ between them, because byte-pair merges do not cross that place but do cross the 
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,13 @@ logger = logging.getLogger(__name__)
 FORMATS = ("kate", "task")
 INSTRUCTION = "Follow the demonstrations:\n"
 SEPARATOR = "\n\n"
+CHATS = ("auto", "off", "turns")
+_QUERY = "@the query@"  # stands for it while a chat is written
 _BREAKS = re.compile(r"\n{2,}")
+
+
+# How a prompt is written as a chat (of `CHATS`), and the LM's chat template.
+Chat = tuple[str, Callable[[list[dict[str, str]]], str]]
 
 
 @dataclass(frozen=True)
@@ -89,14 +96,37 @@ class FewShotPrompt:
         template: How a text is shown.
         prefix: Instruction and exemplars, without the blank line after them; "" for none.
         exemplar_ids: Training examples in it, in its order.
+        turns: P(x) and the answer of each.
+        after: Of a chat, what follows P(x); then `prefix` is all that stands before it.
     """
 
     template: PromptTemplate
     prefix: str = ""
     exemplar_ids: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()
+    after: str = ""
+
+    def as_chat(self, how: str, write: Callable[[list[dict[str, str]]], str]) -> "FewShotPrompt":
+        """Write it as one message ("auto"), or a turn an exemplar ("turns"); see `Chat`.
+
+        The LM's turn begins with the template's answer.
+        """
+        texts, replies = [self.template.separator.join([self.prefix, _QUERY])], list[str]()
+        if (how == "turns" and self.turns) or not self.prefix:
+            texts, replies = [text for text, _ in self.turns], [reply for _, reply in self.turns]
+            texts.append(_QUERY)
+            texts[0] = (self.template.instruction if replies else "") + texts[0]
+        messages = list[dict[str, str]]()
+        for text, reply in zip_longest(texts, replies):
+            messages.append({"role": "user", "content": text})
+            messages += [] if reply is None else [{"role": "assistant", "content": reply}]
+        before, _, after = write(messages).rpartition(_QUERY)
+        return replace(self, prefix=before, after=after + self.template.answer)
 
     def suffix(self, fields: Mapping[str, str]) -> str:
         """Render one text; `prefix + suffix` is the whole prompt."""
+        if self.after:
+            return self.template.render(fields) + self.after
         return self.template.render_query(fields, after_prefix=bool(self.prefix))
 
     @property
@@ -107,6 +137,7 @@ class FewShotPrompt:
             "template": self.template.body,
             "answer": self.template.answer,
             "inputs": list(self.template.inputs),
+            **({"after": self.after} if self.after else {}),
         }
 
 
@@ -114,27 +145,33 @@ class FewShotPrompt:
 class PromptFormat:
     """Writes prompts that end where the LM's answer begins, but for a space.
 
-    `words` are the answers by label; empty where an example's label is its answer.
+    `words` are the answers by label; empty where an example's label is its answer. `chat` is what
+    `FewShotPrompt.as_chat` takes; None for plain text.
     """
 
     template: PromptTemplate
     words: Mapping[str, str]
+    chat: Chat | None = None
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that a prompt depends on, besides exemplars and query."""
-        shown = self.prompt(()).fingerprint
+        shown = self.prompt(()).fingerprint | ({"chat": self.chat[0]} if self.chat else {})
         return {**shown, "instruction": self.template.instruction, "words": dict(self.words)}
 
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
         """Write the prefix of labelled examples, in their order; "" for none."""
-        if not exemplars:
-            return FewShotPrompt(self.template)
+        written = self._write(exemplars) if exemplars else FewShotPrompt(self.template)
+        return written.as_chat(*self.chat) if self.chat else written
+
+    def _write(self, exemplars: Sequence[Example]) -> FewShotPrompt:
         words = [self.words[e.label or ""] if self.words else e.label or "" for e in exemplars]
-        pairs = zip(exemplars, words, strict=True)
+        pairs = list(zip(exemplars, words, strict=True))
         shown = [self.template.render_exemplar(example.fields, word) for example, word in pairs]
         prefix = self.template.instruction + self.template.separator.join(shown)
-        return FewShotPrompt(self.template, prefix, tuple(e.id for e in exemplars))
+        form = self.template
+        turns = [(form.render(e.fields), f"{form.answer}{form.gap}{w}".strip()) for e, w in pairs]
+        return FewShotPrompt(form, prefix, tuple(e.id for e in exemplars), tuple(turns))
 
     def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:
         """Write a query after exemplars, in their order."""

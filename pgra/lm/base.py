@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pgra.config import Arguments, arg
-from pgra.core import Json
+from pgra.core import Json, Scores
 from pgra.errors import ConfigError
+from pgra.prompts import CHATS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
@@ -18,7 +19,12 @@ class LMArguments(Arguments):
 
     GROUP = "LM"
 
-    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.", is_common=True)
+    lm: str = arg(
+        "facebook/opt-13b",
+        "Causal LM: hub id, folder or bundled:NAME; or in an engine: http://HOST:PORT of a vLLM, "
+        "SGLang or llama.cpp server, or vllm:NAME, in this process.",
+        is_common=True,
+    )
     lm_dtype: str = arg(
         "auto",
         "auto (on a GPU float16 for weights that are float16, as OPT's, else bfloat16; on a CPU "
@@ -38,6 +44,21 @@ class LMArguments(Arguments):
         least=1,
         decides=False,
     )
+    lm_tokenizer: str | None = arg(
+        None,
+        "The LM's own tokenizer, hub id or folder, where a server does not name it. It counts an "
+        "endpoint's prompts; without it a token is taken for every 3 bytes.",
+        decides=False,  # fingerprints have its content
+    )
+    max_parallel_calls: int = arg(
+        8, "Calls to a server that are under way at a time.", least=1, decides=False
+    )
+
+    @property
+    def server(self) -> str | None:
+        """The address of an engine's server, without /v1; None for another LM."""
+        is_server = self.lm.startswith(("http://", "https://"))
+        return self.lm.rstrip("/").removesuffix("/v1") if is_server else None
 
 
 @dataclass(kw_only=True)
@@ -56,8 +77,33 @@ class StateArguments(LMArguments):
         "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
         "on), or a share of the depth such as 0.6.",
     )
+    chat_template: str = arg(
+        "off",
+        "Whether prompts are written in the LM's own chat template, without thinking: off; auto "
+        "(all in one message, where it has a template); turns (a turn an exemplar).",
+        choices=CHATS,
+    )
+    lm_reference: str | None = arg(
+        None,
+        "The LM of an engine for transformers, hub id or folder: the states of 16 texts are "
+        "compared before others are kept.",
+        decides=False,
+    )
+    lm_tensor_parallel: int = arg(1, "GPUs that hold vllm:NAME.", least=1, decides=False)
+
+    @property
+    def is_engine(self) -> bool:
+        return self.server is not None or self.lm.startswith(VLLM)
+
+    def check(self) -> None:
+        """Refuse an engine's arguments for an LM of transformers, and a layer for an engine."""
+        if self.is_engine and self.lm_layer != "last":
+            raise ConfigError(f"--lm {self.lm} gives states of the last layer: leave lm_layer out")
+        if not self.is_engine and (self.lm_tokenizer or self.lm_reference):
+            raise ConfigError(f"--lm {self.lm} is no engine: leave lm_tokenizer, lm_reference out")
 
 
+VLLM = "vllm:"
 REMOTE = "openai:"
 AUTO, CHAT, COMPLETIONS = "auto", "chat", "completions"
 Advance = Callable[[int], object]  # called with how many more prompts are done, for a progress bar
@@ -106,6 +152,49 @@ class LanguageModel(Protocol):
         """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
 
 
+class Engine(Protocol):
+    """Returns the states of token ids: a server (`pgra.lm.remote`), or vLLM in this process.
+
+    Attributes:
+        name: As the user wrote it.
+        about: All that its states depend on, as far as it says: engine, version, model, dtype.
+        tokenizer: The name of the LM's own; None where it does not say.
+        window: Most tokens of a prompt; None where it does not say.
+        num_prompts: Prompts of one call.
+        parallel: Calls that are under way at a time.
+    """
+
+    name: str
+    about: Mapping[str, Json]
+    tokenizer: str | None
+    window: int | None
+    num_prompts: int
+    parallel: int
+
+    def states(self, prompts: Sequence[Sequence[int]]) -> Scores:
+        """Return the last layer's state at the last token of each prompt, (n, H) float32.
+
+        Raises:
+            ModelError: If it gives none, or not one for each prompt.
+        """
+
+    def score(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:  # noqa: ARG002
+        """Return the log-probability of all tokens of each word after a prompt, (n,)."""
+        raise ConfigError(f"--lm {self.name} gives states alone: start a server for scores")
+
+    def tokenize(self, text: str) -> list[int] | None:  # noqa: ARG002
+        """Return its own token ids of a text; None where it does not say."""
+        return None
+
+    def look(self) -> None:
+        """Ask again what it is; ModelError if it is another LM than before."""
+        return
+
+    def release(self) -> None:
+        """Free the weights, where they are in this process."""
+        return
+
+
 @dataclass(kw_only=True)
 class CompleterArguments(LMArguments):
     """Which LM answers, and how an endpoint is asked."""
@@ -115,7 +204,8 @@ class CompleterArguments(LMArguments):
     lm: str = arg(
         "",
         "Causal LM, which must be named where one is asked: hub id (facebook/opt-13b is of the "
-        "paper's size), folder or bundled:NAME; or openai:MODEL, at an endpoint.",
+        "paper's size), folder or bundled:NAME; openai:MODEL, at an endpoint; or http://HOST:PORT "
+        "of a server.",
         is_common=True,
     )
     lm_window: int | None = arg(
@@ -136,25 +226,20 @@ class CompleterArguments(LMArguments):
         "of a user); auto takes completions where the server has them for this model.",
         choices=(AUTO, CHAT, COMPLETIONS),
     )
-    tokenizer: str | None = arg(
-        None,
-        "Hub id or folder whose tokenizer counts an endpoint's prompts; without it a token is "
-        "taken for every 3 bytes.",
-    )
-    max_parallel_calls: int = arg(
-        8,
-        "Calls to an endpoint that are under way at a time.",
-        least=1,
-        decides=False,
-    )
 
     def check(self) -> None:
         """Refuse arguments of an endpoint for a local LM."""
-        given = (self.base_url, self.tokenizer, self.endpoint)
+        given = (self.base_url, self.lm_tokenizer, self.endpoint)
         if given != (None, None, AUTO) and not self.is_remote:
             raise ConfigError(
-                "base_url, endpoint and tokenizer are for an endpoint, and "
+                "base_url, endpoint and lm_tokenizer are for an endpoint, and "
                 f"--lm {self.lm} is none: write --lm {REMOTE}MODEL, or leave them out"
+            )
+        if self.base_url and self.server:
+            raise ConfigError(f"--lm {self.lm} is an address: leave base_url out")
+        if self.lm.startswith(VLLM):
+            raise ConfigError(
+                f"--lm {self.lm} gives states alone: give a server's http://HOST:PORT"
             )
 
     def check_named(self) -> None:
@@ -165,4 +250,4 @@ class CompleterArguments(LMArguments):
 
     @property
     def is_remote(self) -> bool:
-        return self.lm.startswith(REMOTE)
+        return self.lm.startswith(REMOTE) or self.server is not None

@@ -1,23 +1,29 @@
-"""A causal LM in this process, and its states of prompts."""
+"""A causal LM and its states of prompts, by transformers or by an engine."""
 
 import copy
 import gc
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import numpy as np
 import torch
 from torch import Tensor
 
-from pgra.core import Json
-from pgra.errors import ConfigError, ModelError
+from pgra.core import Json, Scores
+from pgra.errors import ConfigError, ModelError, show
 from pgra.lm import load
-from pgra.lm.base import LMArguments
+from pgra.lm.base import VLLM, Advance, Engine, LMArguments, StateArguments
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import tolerance
+from pgra.lm.remote import StateServer
+from pgra.prompts import Chat
 
 _NO_LIMIT = 1 << 20
 SHOWN = 60  # characters of a prompt in a message
@@ -212,6 +218,24 @@ class CausalLM:
         starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
         return list(full[: next(starts, 0)])
 
+    def with_lead(self, ids: Sequence[int]) -> list[int]:
+        """Return ids after `lead_ids`, unless they begin with these, as a chat's may."""
+        has_it = list(ids[: len(self.lead_ids)]) == self.lead_ids
+        return list(ids) if has_it else [*self.lead_ids, *ids]
+
+    def chat(self, how: str) -> Chat | None:
+        """Return how prompts are written as a chat; None for plain text."""
+        has_none = getattr(self.tokenizer, "chat_template", None) is None
+        return None if how == "off" or (how == "auto" and has_none) else (how, self._write_chat)
+
+    def _write_chat(self, messages: list[dict[str, str]]) -> str:
+        how = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, **how))
+        except (TypeError, ValueError, jinja2.TemplateError) as error:
+            what = f"'{self.source.name}' writes no chat ({show(error)}): use --chat_template off"
+            raise ModelError(what) from None
+
     @torch.inference_mode()
     def states_of(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """Return the state at each input's last token, (n, H) in the LM's dtype, on its device.
@@ -249,7 +273,7 @@ class CausalLM:
             )
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[*self.lead_ids, *ids] for ids in self.tokenize(texts)]
+        return [self.with_lead(ids) for ids in self.tokenize(texts)]
 
     def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Return the token ids of a prompt and of each word; ModelError if a token joins them."""
@@ -271,3 +295,201 @@ def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:
         return logits
     bias = None if head.bias is None else head.bias.float()
     return torch.nn.functional.linear(states, head.weight.float(), bias)
+
+
+# An LM that an engine runs.
+
+
+class VllmEngine(Engine):
+    """vLLM in this process, by its offline API; its cache of prefixes reads a shared one once."""
+
+    num_prompts, parallel = 4096, 1
+
+    def __init__(self, args: StateArguments, device: torch.device) -> None:
+        """Find the LM; its weights are loaded when they are needed.
+
+        Raises:
+            ConfigError: If vLLM is not installed.
+            ModelError: If there is no such LM.
+        """
+        self.name, self.tokenizer = args.lm, args.lm.removeprefix(VLLM)
+        try:
+            release = version("vllm")
+        except PackageNotFoundError:
+            way = "pip install vllm, or start its server elsewhere and give http://HOST:PORT"
+            raise ConfigError(f"--lm {args.lm} needs vLLM in this environment: {way}") from None
+        self._source, self._split = load.find_model(self.tokenizer), args.lm_tensor_parallel
+        config, model = load.load_config(self._source), self._source.identity
+        self.window = getattr(config, "max_position_embeddings", None)
+        self._dtype = load.dtype_name(load.choose_dtype(args.lm_dtype, device, config))
+        self.about = {"engine": "vllm", "version": release, "model": model, "dtype": self._dtype}
+
+    @cached_property
+    def _llm(self) -> Any:
+        from vllm import LLM
+        from vllm.config import PoolerConfig
+
+        return LLM(
+            self._source.path,
+            revision=self._source.revision,
+            load_format="safetensors",
+            runner="pooling",
+            convert="embed",
+            dtype=self._dtype,
+            tensor_parallel_size=self._split,
+            enable_prefix_caching=True,
+            pooler_config=PoolerConfig(seq_pooling_type="LAST", use_activation=False),
+        )
+
+    def states(self, prompts: Sequence[Sequence[int]]) -> Scores:
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        done = self._llm.encode(asked, pooling_task="embed", use_tqdm=False)
+        return np.stack([one.outputs.data.float().cpu().numpy() for one in done])
+
+    def release(self) -> None:
+        vars(self).pop("_llm", None)
+
+
+_PROBE = "The answer is a question of time."
+_ADMITTED = 16  # texts that are compared before states are used
+_NORMALISED = 1e-3  # a length so near 1 is no LM's
+
+
+class EngineLM(CausalLM):
+    """A causal LM that an engine runs; only its tokenizer is here.
+
+    Before states are used, those of 16 prompts are compared: asked alone, together in another
+    order, and of transformers (`lm_reference`).
+    """
+
+    def __init__(self, args: StateArguments, *, device: str = "auto") -> None:
+        """Ask the engine what it is, and load the tokenizer.
+
+        Raises:
+            ConfigError: If no tokenizer is named, or vLLM or the client is not installed.
+            ModelError: If there is no such server or LM, or its tokenizer is another one.
+        """
+        self.how, self.layer, self.busy = args, None, threading.RLock()
+        self.device = load.choose_device(device)
+        self.dtype = getattr(torch, args.lm_dtype.replace("auto", "float32"))
+        self.engine: Engine = StateServer(args) if args.server else VllmEngine(args, self.device)
+        name = args.lm_tokenizer or self.engine.tokenizer
+        if name is None:
+            raise ConfigError(f"{args.lm} names no tokenizer: give the LM's own by --lm_tokenizer")
+        own, about = load.find_model(name), self.engine.about
+        self.tokenizer, self._tokens = load.read_tokenizer(own), own.identity
+        theirs, ours = self.engine.tokenize(_PROBE), self.tokenize([_PROBE])[0]
+        if theirs not in (None, ours, [*self.lead_ids, *ours]):
+            ids = f"'{_PROBE}' is {ours} here, {theirs} there"
+            raise ModelError(f"'{name}' is not {args.lm}'s --lm_tokenizer ({ids}): give its own")
+        model = str(about["model"])
+        self.source = load.ModelSource(model, "", None, model, inputs=own.inputs)
+        self.window = min(self.engine.window or _NO_LIMIT, self.tokenizer.model_max_length)
+        self._reference = args.lm_reference
+        self._admitted: tuple[list[int], Scores] | None = None  # a prompt, and its state
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        engine = {"engine": dict(self.engine.about), "tokenizer": self._tokens}
+        return {**load.model_fields(self.source, self.dtype), **engine}
+
+    @cached_property
+    def width(self) -> int:
+        return int(self.engine.states([self.tokenize([_PROBE])[0]]).shape[1])
+
+    def release(self) -> None:
+        self.engine.release()
+
+    def states(self, prompts: Sequence[list[int]], *, advance: Advance = int) -> Tensor:
+        """Return the state at each prompt's last token, (n, H) in `dtype`, on the CPU.
+
+        Raises:
+            ModelError: If the engine gives no states, or other ones than before.
+        """
+        if not prompts:
+            return torch.empty(0, self.width, dtype=self.dtype)
+        prompt, state = self._admitted = self._admitted or self._admit(prompts)
+        found = self._ask(prompts, advance)
+        self.engine.look()  # it may have been restarted meanwhile, with another LM
+        self._compare(self._ask([prompt]), state, "than at first")
+        return torch.from_numpy(found).to(self.dtype)
+
+    def score_ids(
+        self, prompts: Sequence[list[int]], words: Sequence[Any], *, advance: Advance = int
+    ) -> list[list[float]]:
+        """Return the log-probability of each word after its prompt; see `LocalLM.score_ids`."""
+        found = list[list[float]]()
+        for line in self._call(self.engine.score, prompts, words):
+            found.append(line)
+            advance(1)
+        return found
+
+    def check_kept(self, prompts: Sequence[list[int]], kept: Scores) -> None:
+        """Compare with states of prompts that were kept before; ModelError if they differ."""
+        self._compare(self.states(prompts).float().numpy(), kept, "than those that are kept")
+
+    def _ask(self, prompts: Sequence[list[int]], advance: Advance = int) -> Scores:
+        size, found = self.engine.num_prompts, []
+        parts = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+        for states in self._call(self.engine.states, parts):
+            self._check_width(states)
+            found.append(states)
+            advance(len(states))
+        return np.concatenate(found)
+
+    def _call(self, ask: Callable[..., Any], *given: Sequence[Any]) -> Iterator[Any]:
+        """Make calls in parallel; after a failure no other one starts."""
+        with ThreadPoolExecutor(self.engine.parallel, "pgra-call") as pool:
+            try:
+                yield from pool.map(ask, *given)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _check_width(self, states: Scores) -> None:
+        if (width := states.shape[1]) != self.width:
+            widths = f"{self.width} and {width} numbers"
+            raise ModelError(f"{self.how.lm} gave states of {widths}: it is another LM than before")
+
+    def _admit(self, prompts: Sequence[list[int]]) -> tuple[list[int], Scores]:
+        """Compare states of some prompts, asked in several ways; return a prompt and its state."""
+        chosen = list(prompts[:: -(-len(prompts) // _ADMITTED)])
+        alone = np.concatenate([self._ask([prompt]) for prompt in chosen])
+        if (abs(np.linalg.norm(alone, axis=1) - 1) < _NORMALISED).all():
+            raise ModelError(
+                f"{self.how.lm} normalises its states to length 1, and the dot product needs them "
+                "whole: start it without (vLLM: --pooler-config '{\"use_activation\": false}')"
+            )
+        self._compare(self._ask(chosen[::-1])[::-1], alone, "in another order")
+        if name := self._reference:
+            truth = CausalLM(name, device=str(self.device)).states_of(chosen).float().cpu()
+            self._compare(alone, truth.numpy(), f"than '{name}' in transformers")
+        return chosen[0], alone[:1]
+
+    def _compare(self, found: Scores, known: Scores, where: str) -> None:
+        """Raise a ModelError if states differ by more than the rounding of the engine's dtype."""
+        self._check_width(known)
+        off = np.linalg.norm(found - known, axis=1) / np.linalg.norm(known, axis=1)
+        told = str(self.engine.about.get("dtype", self.how.lm_dtype)).removeprefix("torch.")
+        dtype = told if told in ("float32", "float16") else "bfloat16"
+        most = tolerance(getattr(torch, dtype))
+        if num_other := int((~(off <= most)).sum()):
+            raise ModelError(
+                f"{self.how.lm} gives other states {where}: {num_other} of {len(off)} "
+                f"differ, by up to {off.max():.2%} of their length, and the rounding of {dtype} is "
+                f"at most {most:.2%}"
+            )
+
+
+def open_causal_lm(lm: Any, tokenizer: Any = None, *, layer: str = "last", **how: Any) -> CausalLM:
+    """Open an LM by transformers, or the one of an engine; arguments and errors as `CausalLM`'s.
+
+    Of an engine `tokenizer` is the name of its LM's.
+    """
+    args = StateArguments(lm=lm) if isinstance(lm, str) else lm
+    if not isinstance(args, StateArguments) or not args.is_engine:
+        return CausalLM(lm, tokenizer, layer=layer, **how)
+    device = how.pop("device", "auto")
+    named = {f"lm_{option}": value for option, value in how.items()}
+    tokenizer = tokenizer or args.lm_tokenizer
+    return EngineLM(replace(args, lm_layer=layer, lm_tokenizer=tokenizer, **named), device=device)

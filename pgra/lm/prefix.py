@@ -25,7 +25,7 @@ from pgra.errors import ConfigError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import begin_fetch
-from pgra.lm.causal_lm import CausalLM
+from pgra.lm.causal_lm import CausalLM, EngineLM, open_causal_lm
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.progress import Bar
@@ -138,6 +138,7 @@ class PromptedEncoder:
             for each text); a way that is named is not compared.
         batch_tokens: Own tokens in one batch on a CPU; a GPU takes 64 times as many.
         max_prompt_tokens: Longest prompt; None is the LM's window.
+        chat: How prompts are written as a chat; of `pgra.prompts.CHATS`.
         num_cut: Texts that were cut so far.
         num_tokens: Tokens that the LM read so far, without padding.
 
@@ -150,6 +151,7 @@ class PromptedEncoder:
     sharing: str = "auto"
     batch_tokens: int = 512
     max_prompt_tokens: int | None = None
+    chat: str = "off"
     num_cut: int = field(default=0, init=False)
     num_tokens: int = field(default=0, init=False)
 
@@ -157,6 +159,8 @@ class PromptedEncoder:
         # the way, by this encoder or one `under` it
         self._found = [] if self.sharing == "auto" else [self.sharing]
         self._back_off = self.lm.back_off(batch_budget(self.batch_tokens, self.lm.device))
+        if chat := self.lm.chat(self.chat):
+            self.prompt = self.prompt.as_chat(*chat)
         self._check_room()
 
     @classmethod
@@ -169,8 +173,9 @@ class PromptedEncoder:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = CausalLM(args, device=device, layer=args.lm_layer)
-        return cls(lm, prompt, "auto", args.lm_batch_tokens, args.max_prompt_tokens)
+        lm = open_causal_lm(args, device=device, layer=args.lm_layer)
+        most, chat = args.max_prompt_tokens, args.chat_template
+        return cls(lm, prompt, "auto", args.lm_batch_tokens, most, chat)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt, with counts of its own.
@@ -200,7 +205,7 @@ class PromptedEncoder:
 
     @cached_property
     def _prefix_ids(self) -> list[int]:
-        return [*self.lm.lead_ids, *self.lm.tokenize([self.prompt.prefix])[0]]
+        return self.lm.with_lead(self.lm.tokenize([self.prompt.prefix])[0])
 
     @cached_property
     def _splits_cleanly(self) -> bool:
@@ -224,7 +229,7 @@ class PromptedEncoder:
 
     def _tokenize_whole(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
         texts = [self.prompt.prefix + self.prompt.suffix(each) for each in fields]
-        return [self.lm.lead_ids + ids for ids in self.lm.tokenize(texts)]
+        return [self.lm.with_lead(ids) for ids in self.lm.tokenize(texts)]
 
     def _check_room(self) -> None:
         empty = len(self._tokenize([self.prompt.template.passage_fields("")])[0])
@@ -275,6 +280,10 @@ class PromptedEncoder:
 
         A GPU is still busy until then: more can be started before these are waited for.
         """
+        if isinstance(self.lm, EngineLM):
+            given = self._check_finite(prompts, self.lm.states(prompts.ids, advance=advance))
+            self.num_tokens += sum(map(len, prompts.ids))
+            return lambda: given
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [own[:skip] == self.shared_ids for own in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
@@ -297,14 +306,26 @@ class PromptedEncoder:
             states = torch.empty(len(ids), width, dtype=self.lm.dtype)
             if fetched is not None:
                 states[rows] = fetched()
-            broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
-            if broken:
-                text = " ".join(prompts.fields[broken[0]].values())
-                where = f"for {len(broken)} of {len(ids)} texts, such as {text[:80]!r}"
-                raise self.lm.not_finite(where)
-            return states
+            return self._check_finite(prompts, states)
 
         return finish
+
+    def check_kept(self, prompts: TokenizedPrompts, kept: npt.NDArray[np.float32]) -> None:
+        """Compare an engine's states with those that a bank has, (n, H); others' do not change.
+
+        Raises:
+            ModelError: If they differ by more than rounding.
+        """
+        if isinstance(self.lm, EngineLM):
+            self.lm.check_kept(prompts.ids, kept)
+
+    def _check_finite(self, prompts: TokenizedPrompts, states: Tensor) -> Tensor:
+        broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
+        if broken:
+            text = " ".join(prompts.fields[broken[0]].values())
+            where = f"for {len(broken)} of {len(states)} texts, such as {text[:80]!r}"
+            raise self.lm.not_finite(where)
+        return states
 
     def _run(
         self, ids: Sequence[list[int]], group: Sequence[int], shared: int

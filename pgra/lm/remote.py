@@ -9,6 +9,7 @@ A missing answer (filtered, refused, empty, or cut while the model reasons) coun
 reported, and is not kept: the next run asks again.
 """
 
+import base64
 import contextlib
 import copy
 import json
@@ -18,15 +19,28 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
+
 from pgra.artifacts import digest
-from pgra.core import Json
-from pgra.errors import ConfigError, ModelError, cut
-from pgra.lm.base import AUTO, CHAT, COMPLETIONS, REMOTE, Advance, CompleterArguments, Completion
+from pgra.core import Json, Scores
+from pgra.errors import ConfigError, ModelError, cut, show
+from pgra.lm.base import (
+    AUTO,
+    CHAT,
+    COMPLETIONS,
+    REMOTE,
+    Advance,
+    CompleterArguments,
+    Completion,
+    Engine,
+    LMArguments,
+)
 from pgra.lm.cache import AnswersCache
 
 logger = logging.getLogger(__name__)
@@ -35,6 +49,7 @@ KEY = "OPENAI_API_KEY"
 SCORE, GENERATION = "score", "generation"
 _MOST_RETRIES = 6  # after 429, 5xx, a time-out or a lost connection
 _TIMEOUT = 120.0  # seconds without a byte
+_STATES_TIMEOUT = 900.0  # a call waits for those before it: asked again, it would be read twice
 _WINDOW = 2048  # tokens of an endpoint's LM, where nobody says
 _NO_KEY = "none"  # the client wants one; servers of one's own want none
 _SHOWN = 120  # characters of what an endpoint said
@@ -90,14 +105,22 @@ class RemoteLM:
         """
         self.answers = answers
         self.window = (args.lm_window or _WINDOW) - 1  # less the token that scoring has written
-        self._args, self._model = args, args.lm.removeprefix(REMOTE)
-        self._client = _open_client(args)
+        self._args = args
+        given = f"{args.server}/v1" if args.server else args.base_url
+        self._client = _open_client(args.lm, given)
         self._base_url = str(self._client.base_url).rstrip("/")
         self.name = f"{args.lm} at {self._base_url}"
-        self._counter_identity, self._counter = _open_counter(args.tokenizer)
+        self._counter_identity, self._counter = _open_counter(args.lm_tokenizer)
         self._spent: Counter[str] = Counter()
         self._unknown: set[str] = set()  # parameters that this model does not take
         self._way: Way | None = None
+
+    @cached_property
+    def _model(self) -> str:
+        """The model's name there; a server is asked for that of its first."""
+        if self._args.server is None:
+            return self._args.lm.removeprefix(REMOTE)
+        return StateServer(self._args).model
 
     @property
     def way(self) -> Way:
@@ -150,7 +173,7 @@ class RemoteLM:
         """All that its answers depend on, besides the prompt; token counts decide its cut."""
         is_chat = self.way.endpoint == CHAT
         return {
-            "lm": self._args.lm,
+            "lm": f"{REMOTE}{self._model}",
             "base_url": self._base_url,
             "window": self.window + 1,
             "tokens": self._counter_identity,
@@ -300,17 +323,17 @@ class RemoteLM:
             if status == 429 or status >= 500:
                 way = "try again later"
             kind = Declined if status in _DECLINED else ModelError
-            reason = self._excerpt(str(error.body))
+            reason = _excerpt(self._client, error.body)
             raise kind(f"{self.name} answered {status} '{reason}': {way}") from None
         except openai.OpenAIError as error:
             raise ModelError(
                 f"{self.name} cannot be reached, or did not answer in {_TIMEOUT:g} s "
-                f"({self._excerpt(str(error.__cause__ or error))})"
+                f"({_excerpt(self._client, error.__cause__ or error)})"
             ) from None
         except (AttributeError, TypeError, ValueError) as error:
             raise ModelError(
                 f"{self.name} answered what is no {'chat ' * is_chat}completion "
-                f"({self._excerpt(str(error))}): see --base_url (it usually ends in /v1)"
+                f"({_excerpt(self._client, error)}): see --base_url (it usually ends in /v1)"
             ) from None
 
     def _read(self, reply: Any, question: _Question) -> Completion:
@@ -334,39 +357,39 @@ class RemoteLM:
         text = without_reasoning((text or "").encode(errors="replace").decode())
         return Completion(text if text.strip() else "", *counts)
 
-    def _excerpt(self, text: str) -> str:
-        """Shorten an endpoint's text to one line without the key."""
-        if (key := self._client.api_key) != _NO_KEY:
-            text = text.replace(key, "***")
-        return cut(" ".join(_KEY_LIKE.sub("***", text).split()), _SHOWN)
+
+def _excerpt(client: Any, text: object) -> str:
+    """Shorten an endpoint's text to one line without the key."""
+    text = str(text)
+    if (key := client.api_key) != _NO_KEY:
+        text = text.replace(key, "***")
+    return cut(" ".join(_KEY_LIKE.sub("***", text).split()), _SHOWN)
 
 
 def _is_none(answer: Completion) -> bool:
     return not answer.text and answer.log_probability is None
 
 
-def _open_client(args: CompleterArguments) -> Any:
+def _open_client(lm: str, base_url: str | None, timeout: float = _TIMEOUT) -> Any:
     try:
         import openai
     except ImportError:
-        raise ConfigError(
-            f"--lm {args.lm} needs OpenAI's client: pip install 'pgra[openai]'"
-        ) from None
+        raise ConfigError(f"--lm {lm} needs OpenAI's client: pip install 'pgra[openai]'") from None
     key = os.environ.get(KEY, "").strip()
     if not all("!" <= char <= "~" for char in key):  # the client would quote what no header holds
         raise ConfigError(f"{KEY} holds characters that no key has, such as a space: set it again")
-    base_url = args.base_url or os.environ.get("OPENAI_BASE_URL") or None
+    base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
     # A secret in the address would be written down and shown.
     address = r"https?://(\[[\da-f:]+\]|[^/:\s@?#]+)(:[1-9]\d*)?(/[^\s@?#]*)?"
     if base_url is not None and not re.fullmatch(address, base_url):
         raise ConfigError(
-            f"--base_url must be http(s)://HOST[:PORT]/v1, without a user name, password or query: "
-            f"give the key in {KEY}"
+            f"{'--base_url' if lm.startswith(REMOTE) else '--lm'} must be http(s)://HOST[:PORT]/v1"
+            f", without a user name, password or query: give the key in {KEY}"
         )
     if not key and base_url is None:
         raise ConfigError(
-            f"--lm {args.lm} needs a key in the environment (export {KEY}=...), or --base_url URL "
-            "of an endpoint that needs none"
+            f"--lm {lm} needs a key in the environment (export {KEY}=...), or --base_url URL of an "
+            "endpoint that needs none"
         )
     http = openai.DefaultHttpxClient(
         follow_redirects=False,  # prompts go to the address that was given alone
@@ -375,7 +398,7 @@ def _open_client(args: CompleterArguments) -> Any:
     client = openai.OpenAI(
         api_key=key or _NO_KEY,
         base_url=base_url,
-        timeout=_TIMEOUT,
+        timeout=timeout,
         max_retries=_MOST_RETRIES,
         http_client=http,
     )
@@ -385,6 +408,8 @@ def _open_client(args: CompleterArguments) -> Any:
 
 def _mark_error(response: Any) -> None:
     """Give an error under status 200 the status of its code, so that the client retries it."""
+    if response.status_code == 501:  # not implemented, nor will it be
+        response.headers["x-should-retry"] = "false"
     response.read()
     with contextlib.suppress(ValueError, AttributeError, TypeError):  # no JSON, or no object
         reply = response.json()
@@ -466,3 +491,124 @@ def continuation(prompt: str, text: str) -> str:
         if text.startswith(f"{end} "):
             return text[len(end) :]
     return text
+
+
+# States of token ids, from a server that runs an LM.
+
+
+# By the owner that /v1/models names: where it says more, where states are, how to start it.
+_ENGINES = {
+    "vllm": ("/version", "/v1/embeddings", "vllm serve MODEL --runner pooling --convert embed"),
+    "llamacpp": ("/props", "/embedding", "llama-server -m FILE --embeddings --pooling last"),
+    "sglang": ("/get_server_info", "/generate", "sglang with --return-hidden-states-mode last"),
+}
+_OTHER = ("", "/v1/embeddings", "one that gives its last token's state, such as vLLM or llama.cpp")
+# What states depend on, where a server says it: kept of all that it says.
+_TOLD = ("version", "build_info", "dtype", "quantization", "kv_cache_dtype", "ftype", "n_params")
+_LENGTHS = ("max_model_len", "context_length", "n_ctx")  # the window's names
+
+
+class StateServer(Engine):
+    """A server of vLLM, SGLang or llama.cpp; it gives the states and scores of its first LM."""
+
+    num_prompts = 8
+
+    def __init__(self, args: LMArguments) -> None:
+        """Ask a server which LM it has; ModelError if it cannot be reached or has none."""
+        self.name, self.parallel, self.about = args.lm, args.max_parallel_calls, {}
+        self._client = _open_client(args.lm, args.server, _STATES_TIMEOUT)
+        self.look()
+
+    def look(self) -> None:
+        listed = self._ask("/v1/models")
+        with self._reading("the LM it serves"):
+            served: dict[str, Any] = {**listed["data"][0]}
+            self.model, engine = str(served["id"]), str(served.get("owned_by"))
+            served |= served.get("meta") or {}
+            self._where = _ENGINES.get(engine, _OTHER)
+            if self._where[0]:
+                more = self._ask(self._where[0])
+                served |= {**more, **more.get("default_generation_settings", {})}
+            lengths = [int(served[name]) for name in _LENGTHS if served.get(name)]
+        told = {name: served[name] for name in _TOLD if served.get(name) is not None}
+        about = {"engine": engine, "model": self.model, **told}
+        if self.about not in ({}, about):
+            was = (
+                f"{show(about)}, was {show(self.about)}: start that one again, and the same command"
+            )
+            raise ModelError(f"{self.name} is another LM than before: {was} continues")
+        self.about, self.window = about, min(lengths, default=None)
+        self.tokenizer = served.get("tokenizer_path") or served.get("root")
+
+    def tokenize(self, text: str) -> list[int] | None:
+        asked = {"model": self.model, "content": text, "prompt": text, "add_special_tokens": False}
+        try:
+            found = self._ask("/tokenize", asked)
+        except Declined:
+            return None
+        return found.get("tokens") if isinstance(found, dict) else None
+
+    def states(self, prompts: Sequence[Sequence[int]]) -> Scores:
+        ids, path = [list(prompt) for prompt in prompts], self._where[1]
+        body: dict[str, Json] = {"model": self.model, "input": ids, "encoding_format": "base64"}
+        body["use_activation"] = False  # vLLM's word for normalising
+        if path == "/embedding":
+            body = {"content": ids, "embd_normalize": -1}
+        elif path == "/generate":
+            how: dict[str, Json] = {"max_new_tokens": 1, "temperature": 0}
+            body = {"input_ids": ids, "sampling_params": how, "return_hidden_states": "last"}
+        try:
+            reply = self._ask(path, body)
+        except Declined as error:
+            raise ModelError(f"{error}: for states start {self._where[2]}") from None
+        with self._reading(f"the states of {len(ids)} prompts"):
+            items = reply["data"] if isinstance(reply, dict) else reply
+            order = sorted(range(len(items)), key=lambda i: items[i].get("index", i))
+            found = np.stack([_read_state(items[i]) for i in order])
+            if len(found) != len(ids):
+                raise ValueError(f"there are {len(found)}")
+            return found
+
+    def score(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:
+        asked = [[*prompt, *word] for word in words]
+        how = {"model": self.model, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        reply = self._ask("/v1/completions", {**how, "prompt": asked})
+        with self._reading("the log-probabilities of an echoed prompt"):
+            lines = [choice["logprobs"]["token_logprobs"] for choice in reply["choices"]]
+            pairs = zip(lines, asked, strict=True)
+            return [math.fsum(line[len(prompt) : len(ids)]) for line, ids in pairs]
+
+    def _ask(self, path: str, body: Mapping[str, Json] | None = None) -> Any:
+        import openai
+
+        try:
+            if body is None:
+                return self._client.get(path, cast_to=object)
+            return self._client.post(path, cast_to=object, body=body)
+        except openai.APIStatusError as error:
+            kind = Declined if error.status_code in _DECLINED else ModelError
+            said = _excerpt(self._client, error.body)
+            raise kind(f"{self.name} answered {error.status_code} to {path} '{said}'") from None
+        except (openai.OpenAIError, ValueError) as error:
+            said = _excerpt(self._client, error.__cause__ or error)
+            raise ModelError(
+                f"{self.name} cannot be reached, or did not answer {path} whole ({said}): see --lm."
+                " What was read is kept: the same command continues"
+            ) from None
+
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            said = _excerpt(self._client, f"{type(error).__name__}: {error}")
+            raise ModelError(f"{self.name} did not answer with {what} ({said})") from None
+
+
+def _read_state(item: Mapping[str, Any]) -> Scores:
+    """Return a state, (H,), in the form of OpenAI, llama.cpp or SGLang."""
+    found = item["embedding"] if "embedding" in item else item["meta_info"]["hidden_states"]
+    if isinstance(found, str):
+        return np.frombuffer(base64.b64decode(found), "<f4")
+    state: Scores = np.atleast_2d(np.asarray(found, np.float32))[-1]  # of all tokens, or the last
+    return state

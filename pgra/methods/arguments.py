@@ -13,7 +13,7 @@ from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments, StateArguments
-from pgra.prompts import FORMATS
+from pgra.prompts import CHATS, FORMATS
 from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.rerank.base import (
     CausalRerankerArguments,
@@ -83,6 +83,7 @@ class AnswerArguments(Arguments):
         "Most tokens that are written; default: the task's, 10 where labels are written.",
         least=1,
     )
+    chat_template: str = arg("off", "Off, auto or turns: see --method pgra.", choices=CHATS)
     query_dataset_name: str | None = arg(
         None,
         "Take the test split of another data set for queries: hub id, local folder or "

@@ -216,6 +216,7 @@ class HeadMethod(Method):
             lambda prompts, advance: encoder.begin(prompts, advance=advance),
             shard_rows=batch_budget(self.args["head"].bank_shard_rows, encoder.lm.device),
             context=self.context,
+            check=encoder.check_kept,
             title="LM reads texts",
         )
         return self.bank.states([query_key(example) for example in examples])

@@ -140,6 +140,11 @@ class Kate(Method):
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
         self.selection, self.icl = self.args["selection"], self.args["icl"]
         self.format = task_format(task, format_)
+        if icl.chat_template != "off" and self.lm is not None:
+            inner = getattr(self.lm, "inner", None)
+            if inner is None:
+                raise ConfigError("chat_template is for an LM here: see --endpoint for another")
+            self.format = replace(self.format, chat=inner.chat(icl.chat_template))
         if self.selection.exemplar_seed is None:
             self.selection = replace(self.selection, exemplar_seed=self.seed)
         if decide_by == "vote" and not self.selection.compares:

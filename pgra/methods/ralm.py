@@ -94,6 +94,8 @@ class Ralm(Pgra):
             lm_dtype=rerank.lm_dtype,
             lm_device_map=rerank.lm_device_map,
             lm_batch_tokens=rerank.lm_batch_tokens,
+            lm_tokenizer=rerank.lm_tokenizer if self.source.name.startswith("http") else None,
+            max_parallel_calls=rerank.max_parallel_calls,
         )
         self.lm = open_lm(asked, self.context)
 

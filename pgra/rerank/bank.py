@@ -43,6 +43,7 @@ from pgra.progress import Bar
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
 Advance = Callable[[int], object]
+_CHECKED = 16  # states that are there, when others are computed beside them
 
 
 class BankShard:
@@ -147,6 +148,7 @@ class Bank:
         shard_rows: int,
         context: Context = ALONE,
         cut: Callable[[Rows, int], Sequence[Rows]] | None = None,
+        check: Callable[[T, Floats], object] | None = None,
         title: str = "states",
     ) -> int:
         """Compute the states that are missing, shard by shard.
@@ -161,6 +163,7 @@ class Bank:
             shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
             context: The processes that share the shards evenly.
             cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
+            check: Compares some states that are there with what would be computed now.
             title: The bar's.
 
         Returns:
@@ -187,6 +190,10 @@ class Bank:
                 made: dict[str, Any] = {"stage": "bank", "fingerprint": self.fingerprint}
                 write_manifest(self.folder, **made, counts={}, seconds=0.0, files={})
             missing = self._find_missing(keys, context)  # fewer, where another job was waited for
+            kept = np.intersect1d(np.asarray(keys, dtype=np.int64), self._keys)
+            if check is not None and len(missing) and len(kept):
+                some = kept[:: -(-len(kept) // _CHECKED)]
+                check(prepare(some), self.states(some))
             rows, world = shard_rows, context.worker.world
             if world > 1:  # shards of like size, as many for each process
                 rounds = -(-len(missing) // (world * shard_rows))

@@ -92,6 +92,7 @@ class RerankArguments(StateArguments):
     )
 
     def check(self) -> None:
+        super().check()
         if not self.per_query:
             return
         Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)

@@ -15,6 +15,7 @@ from torch import Tensor
 from pgra.config import Arguments as _Arguments
 from pgra.core import Rows
 from pgra.errors import ConfigError
+from pgra.lm.causal_lm import EngineLM
 from pgra.lm.generate import LocalLM
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
@@ -50,7 +51,8 @@ class LikelihoodReranker(PairBankReranker):
         options = request.options
         assert isinstance(options, LikelihoodArguments)
         self._before, self._between = options.parts
-        self.lm = LocalLM(request.args, device=request.context.device)
+        kind = EngineLM if request.args.is_engine else LocalLM
+        self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
         self.counter, self.num_tokens, self.num_cut = self, 0, 0
         fields = {

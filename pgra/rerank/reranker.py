@@ -37,7 +37,7 @@ from pgra.data.examples import open_rows, read_split
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
-from pgra.lm.causal_lm import CausalLM
+from pgra.lm.causal_lm import CausalLM, open_causal_lm
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
@@ -101,15 +101,16 @@ class Reranker(ScoringReranker):
         device: str = "auto",
         dtype: str = "auto",
         max_prompt_tokens: int | None = None,
+        chat_template: str = "off",
         by: str = "states",
     ) -> None:
         """Write the prompt and find the LM; its weights are loaded on first use.
 
         Args:
-            lm: Hub id, folder or bundled:NAME; a loaded model of transformers, with its tokenizer;
-                a `pgra.CausalLM`, which has its layer, device and dtype; or a `PromptedEncoder`,
-                which has its prompt too.
-            tokenizer: That of a loaded model.
+            lm: Hub id, folder or bundled:NAME; the address of an engine's server, or vllm:NAME; a
+                loaded model of transformers, with its tokenizer; a `pgra.CausalLM`, which has its
+                layer, device and dtype; or a `PromptedEncoder`, which has its prompt too.
+            tokenizer: That of a loaded model; of a server the name of its LM's.
             task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
             template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.
             examples: Labelled examples of the task for the prompt, in order: (text, label) pairs,
@@ -124,6 +125,7 @@ class Reranker(ScoringReranker):
             device: Where the LM runs.
             dtype: Of its weights.
             max_prompt_tokens: Longest prompt; None: the LM's window.
+            chat_template: As `--chat_template`.
             by: "states"; or, for facts and questions, "likelihood" (of the query after a document),
                 "causal" or "cross-encoder" (a reranker that was trained to judge both together):
                 see `--reranker`. These take a name, device and dtype, and as `template` a text with
@@ -153,10 +155,11 @@ class Reranker(ScoringReranker):
             self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
             if not isinstance(lm, CausalLM):
                 how = {"device": device, "layer": str(lm_layer), "dtype": dtype}
-                lm = CausalLM(lm, tokenizer, **how)
+                lm = open_causal_lm(lm, tokenizer, **how)
             elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
                 raise ConfigError("the LM is open already: give layer, device and dtype to it")
-            lm = PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens)
+            how = {"max_prompt_tokens": max_prompt_tokens, "chat": chat_template}
+            lm = PromptedEncoder(lm, prompt, **how)
         self.encoder = lm
         self.counter, self.prompt = self.encoder, self.encoder.prompt
         self._kept: dict[int, Floats] = {}
@@ -386,6 +389,7 @@ class Reranker(ScoringReranker):
             "exemplars": RerankArguments.exemplars,  # one prompt for all queries
             "num_exemplars": len(self.prompt.exemplar_ids),
             "max_prompt_tokens": self.encoder.max_prompt_tokens,
+            "chat_template": self.encoder.chat,
         }
 
     def shows(self, example: Example) -> bool:
@@ -446,6 +450,7 @@ class Reranker(ScoringReranker):
             lambda prompts, advance: self.encoder.begin(prompts, advance=advance),
             shard_rows=self.shard_rows,
             context=self.context,
+            check=self.encoder.check_kept,
             title=f"LM reads {title}",
         )
 

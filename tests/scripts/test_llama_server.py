@@ -5,10 +5,12 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 from conftest import review_rows, write_jsonl
 from method_runs import lines_of
 
+import pgra
 from pgra.cli import main
 from pgra.data.bundled import BUNDLED_MODELS, locate_files
 from pgra.report.results import read_object
@@ -26,6 +28,8 @@ SERVE = """
     params.verbosity = -1
     # Several would wait for each other busily, for ever where all cores have other work.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.embedding, params.pooling_type = True, xllamacpp.llama_pooling_type(3)  # the last
+    params.n_batch = params.n_ubatch = 1024
     server = xllamacpp.Server(params)
     print("ready", flush=True)
     sys.stdin.read()
@@ -72,3 +76,17 @@ def test_labels_are_written_where_a_server_scores_no_words(icl, url):
     assert report["endpoint"]["calls"] == len(lines)
     assert report["endpoint"]["prompt_tokens"] > 0
     assert all(line["exemplars"] for line in lines)
+
+
+def test_its_states_are_near_transformers_and_keep_most_evidence(url):
+    asked = ["A dull film, sadly.", "I loved every minute of it."]
+    texts = [f"A {how} film {end}." for how in ("warm", "dull") for end in ("again", "at sea", "!")]
+    pool = [("A gem.", "positive"), ("It drags.", "negative")]
+    lms = ["bundled:smollm2-135m"], [url, "bundled:smollm2-135m"]
+    opened = [pgra.Reranker(*lm, task="sst2", examples=pool, device="cpu") for lm in lms]
+    found = [lm.score(asked, texts).argsort(1)[:, -3:] for lm in opened]
+    assert sum(len({*a} & {*b}) for a, b in zip(*np.array(found).tolist(), strict=True)) >= 5
+    ours, theirs = (np.array([*lm._kept.values()]) for lm in opened)
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    assert (np.vecdot(ours, theirs) / lengths).min() > 0.999
+    assert opened[1].encoder.fingerprint["engine"]["ftype"] == "Q4_1"

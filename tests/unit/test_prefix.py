@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from conftest import SENTENCES
+from small_reranking import TRAIN, WORDS
 from tiny_models import build_odd_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoTokenizer
@@ -13,7 +14,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import WAYS, PromptedEncoder
-from pgra.prompts import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 PREFIX = (
@@ -169,3 +170,28 @@ def test_a_gpus_states_are_the_cpus(lm_dir, sharing):
     lm = CausalLM(str(lm_dir), dtype="bfloat16", device="cuda")
     states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(TEXTS)
     assert error_of(states, lm_dir) < 0.1
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+    "{{ '' if enable_thinking else ' (no thought) ' }}"
+)
+
+
+@pytest.mark.parametrize("how", ["auto", "turns"])
+def test_a_chat_is_written_whole_and_its_beginning_is_shared(lm_dirs, how):
+    lm = CausalLM(str(lm_dirs["opt"]), device="cpu", dtype="float32")
+    prompt = PromptFormat(TEMPLATE, WORDS).prompt(TRAIN[:2])
+    with pytest.raises(ModelError, match="writes no chat .*: use --chat_template off"):
+        PromptedEncoder(lm, prompt, chat="turns")
+    lm.tokenizer.chat_template = CHAT
+    encoder, ask = PromptedEncoder(lm, prompt, chat=how), TEMPLATE.body.split("{")[0]
+    whole = encoder.prompt.prefix + encoder.prompt.suffix({"text": "Cold."})
+    gap = "\n[assistant] {}\n[user] " if how == "turns" else "\n{}\n\n"
+    shown = [f"{ask}{e.text}" + gap.format(f"The answer is {e.label}") for e in TRAIN[:2]]
+    written = f"{prompt.template.instruction}{''.join(shown)}{ask}Cold."
+    assert whole == f"[user] {written}\n[assistant] (no thought) The answer is"
+    states = encoder.encode(["Cold.", "A film by the sea."])
+    alone = lm.states_of([lm.with_lead(lm.tokenize([whole])[0])])
+    torch.testing.assert_close(states[:1], alone, rtol=1e-3, atol=1e-4)
+    assert len(encoder.shared_ids) > len(lm.tokenize([encoder.prompt.prefix])[0]) - 4

@@ -1,6 +1,5 @@
 """An LM behind a real endpoint on loopback: kept answers, no answers, failures and the key."""
 
-import functools
 import json
 import logging
 import ssl
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loopback import BUSY, Fault, LoopbackEndpoint, Written, toy_writer
+from loopback import BUSY, Fault, LoopbackEndpoint, Written, tls_context, toy_writer
 
 from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
@@ -22,8 +21,6 @@ URL = "http://127.0.0.1:9/v1"
 PROMPTS = ["Q: red", "Q: green", "Q: blue", "Q: grey"]
 TEXTS = [" red", " green", " blue", " grey"]
 WORDS = [" great", " terrible", " not great"]
-
-tls_context = functools.cache(ssl.create_default_context)
 
 
 @pytest.fixture(autouse=True)
@@ -341,7 +338,7 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
     lm = open_at(f"{URL}/")
     fields = {"lm": "openai:toy", "base_url": URL, "window": 65, "tokens": "estimate"}
     assert (lm.fingerprint, lm.window) == (fields, 64)  # one token is written by scoring
-    assert open_at(URL, tokenizer=str(lm_dirs["opt"])).fingerprint["tokens"] != "estimate"
+    assert open_at(URL, lm_tokenizer=str(lm_dirs["opt"])).fingerprint["tokens"] != "estimate"
 
 
 # The same LM here and behind an endpoint.
@@ -368,7 +365,7 @@ def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at):
 
     server.writer = write
     with server.serve() as url:
-        remote = open_at(url, tokenizer=str(lm_dirs["opt"]), lm_window=None)
+        remote = open_at(url, lm_tokenizer=str(lm_dirs["opt"]), lm_window=None)
         mine, theirs = (
             lm.complete(prompts, max_new_tokens=8, stop=" the") for lm in (local, remote)
         )
