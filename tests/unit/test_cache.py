@@ -4,6 +4,7 @@ Several processes ask each prompt once among them; here they are threads, each w
 """
 
 import contextlib
+import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
