@@ -51,7 +51,7 @@ def test_two_processes_train_as_one(bench, first):
         assert (a["id"], a["text"], a["label"]) == (b["id"], b["text"], b["label"])
         assert [e["row"] for e in a["evidence"]] == [e["row"] for e in b["evidence"]]
         assert [e["score"] for e in a["evidence"]] == pytest.approx(
-            [e["score"] for e in b["evidence"]], rel=1e-4
+            [e["score"] for e in b["evidence"]], rel=1e-3
         )
         assert a["scores"] == pytest.approx(b["scores"], abs=1e-3)
     # One process alone uses what several have trained; another number of them is another training.

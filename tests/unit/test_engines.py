@@ -94,6 +94,7 @@ def open_at(corpus, tmp_path):
     prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4, seed=0)
 
     def open_at(lm, **how):
+        how = {"similarity": "dot", **how}
         args = RerankArguments(lm=lm, bank_shard_rows=5, lm_dtype="float32", **how)
         how = {"corpus": corpus, "context": Context(artifacts=tmp_path)}
         return open_reranker(RerankRequest(args=args, prompt=prompt, **how))
@@ -168,6 +169,8 @@ def test_vllm_in_this_process_is_asked_as_its_api_has_it(lm_dirs, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(PoolerConfig=dict))
     monkeypatch.setattr("pgra.lm.causal_lm.version", lambda name: "0.32.0")
-    opened = [pgra.Reranker(lm, template="{text}") for lm in (f"vllm:{folder}", folder)]
+    opened = [
+        pgra.Reranker(lm, template="{text}", similarity="dot") for lm in (f"vllm:{folder}", folder)
+    ]
     np.testing.assert_allclose(*(lm.score("Dull!", SENTENCES) for lm in opened), rtol=1e-4)
     assert made["pooler_config"] == {"seq_pooling_type": "LAST", "use_activation": False}

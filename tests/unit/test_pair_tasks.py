@@ -38,7 +38,9 @@ def test_both_fields_search_and_are_compared_with_each_passage_alone(args, tmp_p
     train = write_jsonl(tmp_path / "pairs.jsonl", rows[:30])
     test = write_jsonl(tmp_path / "pairs-test.jsonl", rows[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
-    pair_args = with_rerank(args.having(data=data), num_exemplars=2, exemplars="random")
+    pair_args = with_rerank(
+        args.having(data=data), num_exemplars=2, exemplars="random", similarity="dot"
+    )
     found = Stages.read(pair_args, ALONE)
     found.find()
     retriever = open_retriever(pair_args.retriever, found.corpus, found.context)
