@@ -10,12 +10,10 @@ from scripted import call, read_json, review_rows
 import pgra
 from pgra.artifacts import write_json
 from pgra.commands.predict import main as predict_main
-from pgra.data.tasks import Task
 
 pytestmark = pytest.mark.slow
 
 TEXTS = ["A warm film by the sea.", "A dull story."]
-RTE = Task.load("rte")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,19 +69,26 @@ def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
 
 
 def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, tmp_path):
+    task = tmp_path / "pairs.yaml"
+    task.write_text(
+        "inputs: [claim, source]\nlabels: ['no', 'yes', maybe]\nprompt: '{claim} {source}'\n"
+        "reader_template: '{source} {claim} <extra_id_0>'\nmetric: macro_f1\n"
+        "verbalizer: {'no': terrible, 'yes': great, maybe: film}\n"
+    )
     rows = [
-        {"sentence1": row["text"], "sentence2": "the sea", "label": RTE.labels[i % 2]}
+        {"claim": row["text"], "source": "the sea", "label": ["no", "yes", "maybe"][i % 3]}
         for i, row in enumerate(review_rows(60))
     ]
     names = ("train_file", "validation_file", "test_file")
     files = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in names}
-    bench.make("pairs", task=RTE.name, num_evidence=0, **files)
-    run, pair = bench.run("pairs"), {"sentence1": TEXTS[0], "sentence2": "a town on a hill"}
+    bench.make("pairs", task=task, num_evidence=0, **files)
+    run, pair = bench.run("pairs"), {"claim": TEXTS[0], "source": "a town on a hill"}
+    assert read_json(run / "metrics.json")["metric"] == "macro_f1"
     (answer,) = answers(run, "--file", write_jsonl(tmp_path / "q.jsonl", [pair]))
     assert (answer["text"], answer["fields"]) == (f"{TEXTS[0]} a town on a hill", pair)
     (alone,) = answers(run, TEXTS[0], "--artifacts_dir", tmp_path / "none")  # it searches nothing
     assert (alone["evidence"], list(tmp_path.glob("none"))) == ([], [])
-    assert alone["fields"] == {"sentence1": TEXTS[0], "sentence2": ""}
+    assert alone["fields"] == {"claim": TEXTS[0], "source": ""}
     assert alone["scores"] != answer["scores"]
 
 

@@ -29,26 +29,9 @@ def test_it_chooses_the_nearest_that_are_no_copies_of_the_query(encoder):
     assert found == [[pool[row] for row in near if row not in (0, 3)]]
     every = select(encoder, [asked], 4, pool, metric="dot", leak_guard=False)  # the control
     assert every == [[pool[row] for row in near]]
-
-
-def test_every_kind_of_pool_is_one_pool(encoder):
-    from datasets import Dataset
-
-    rows = [{"text": text, "label": label} for text, label in TALK]
-    pools = [
-        TALK,
-        iter(TALK),
-        rows,
-        [pgra.Example(str(n), {"text": t}, name) for n, (t, name) in enumerate(TALK)],
-        Dataset.from_list(rows),
-        Dataset.from_list(rows).to_pandas(),
-    ]
-    prompts = {
-        pgra.ExemplarSelector(pool, encoder=encoder).prompt("pay what?", 3) for pool in pools
-    }
-    (prompt,) = prompts
-    assert prompt.endswith("\n\nText: pay what?\nLabel:")
-    assert {f"Text: {text}\nLabel: {label}" for text, label in TALK} == {*prompt.split("\n\n")[:-1]}
+    blocks = pgra.ExemplarSelector(TALK, encoder=encoder).prompt("pay what?", 3).split("\n\n")
+    assert blocks[-1] == "Text: pay what?\nLabel:"
+    assert {f"Text: {text}\nLabel: {label}" for text, label in TALK} == {*blocks[:-1]}
 
 
 @pytest.mark.parametrize("how", ["euclidean", "bm25"])

@@ -4,7 +4,6 @@ Several processes ask each prompt once among them; here they are threads, each w
 """
 
 import contextlib
-import math
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -24,15 +23,6 @@ PROMPTS = [f"prompt {i}" for i in range(100)]
 @pytest.fixture
 def answers(tmp_path):
     return AnswersCache(tmp_path / "answers")
-
-
-def test_what_was_kept_is_found_again_and_nothing_else(answers):
-    assert answers.find(["a"]) == {}
-    assert not answers.path.parent.exists()  # looking leaves nothing behind
-    kept = {f"k{i}": Completion("", i, 1, -i / 4) for i in range(1200)}  # several look-ups
-    kept |= {"a": PARIS, "c": Completion("", log_probability=-math.inf)}
-    answers.keep(kept, model="m")
-    assert AnswersCache(answers.path.parent).find(["none", *kept]) == kept
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 6), column=st.integers(0, 1))

@@ -93,6 +93,22 @@ def test_of_a_damaged_index_the_damaged_shard_alone_is_made_again(name, small, c
     assert small.make().num_reused == 40
 
 
+def test_no_vector_is_kept_of_an_encoder_whose_files_changed(small, tmp_path, monkeypatch):
+    small.encoder = shutil.copytree(small.encoder, tmp_path / "own")
+    weights, plain, asked = small.encoder / "model.safetensors", Encoder.begin, []
+
+    def begin(encoder, chunks, **how):
+        asked.append(len(chunks))
+        if len(asked) == 3:
+            weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
+        return plain(encoder, chunks, **how)
+
+    monkeypatch.setattr(Encoder, "begin", begin)
+    with pytest.raises(ArtifactError, match="model.safetensors changed while it was in"):
+        small.make("changing")
+    assert len(list(small.root.glob("**/changing/vectors-*.json"))) <= 2
+
+
 @pytest.mark.slow
 def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(small):
     flat = small.make("flat").folder
