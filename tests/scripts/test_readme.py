@@ -63,7 +63,7 @@ def test_every_flag_of_a_command_is_in_its_help(command, capsys):
     started = command.replace("launch -m index_build", "index build").replace(
         "launch train.py", "train"
     )
-    name, *rest = shlex.split(started)[1:]
+    name, *rest = shlex.split(started, comments=True)[1:]
     word = [rest[0]] if name in ("ablate", "memory", "index", "task") else []
     assert main([name, *word, "--help-all"]) == 0
     shown = capsys.readouterr().out
@@ -82,17 +82,15 @@ def write_own_task(folder):
 
 @pytest.mark.slow
 def test_a_newcomer_validates_trains_predicts_and_reports(tmp_path, monkeypatch, capsys):
-    """The README's commands on a task of one's own; only the sizes are smaller."""
+    """The README's commands on a task of one's own."""
     write_own_task(tmp_path)
     monkeypatch.chdir(tmp_path)
-    sizes = "--max_passages 30 --num_candidates 4 --num_evidence 2 --num_exemplars 2 --max_steps 1"
-    smaller = {"train": sizes.split()}
-    ours = [shlex.split(line)[1:] for line in commands() if line.startswith("pgra ")][:4]
-    assert [words[0] for words in ours] == ["task", "train", "predict", "report"]
-    for words in ours:
-        assert main([*words, *smaller.get(words[0], [])]) == 0, words
+    ours = [shlex.split(line, comments=True)[1:] for line in commands() if line.startswith("pgra ")]
+    assert [words[0] for words in ours[:4]] == ["task", "train", "predict", "report"]
+    for words in ours[:4]:
+        assert main(words) == 0, words
     shown = capsys.readouterr().out
-    assert "runs/my_task-pgra-seed42" in shown
+    assert "runs/my_task-head-seed0" in shown
     assert "Who wrote this ?" in shown
     assert "my_task" in (tmp_path / "report.html").read_text()
 
@@ -102,13 +100,11 @@ def test_the_example_runs_and_each_part_shows_what_it_found(tmp_path, monkeypatc
     (example,) = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 25
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(example, "README.md", "exec"), names)
-    shown = capsys.readouterr().out.strip().splitlines()
-    scores = [float(line.split("  ")[0]) for line in shown[:2]]
-    assert scores == sorted(scores, reverse=True)
-    assert names["hit"].text in names["documents"]
-    assert names["index"].search("public transport", k=1)[0].text == "The bus leaves at noon."
-    rest = "\n".join(shown[2:])
-    assert "a moving, clever film" in rest  # an exemplar
-    assert "at six on weekdays" in rest  # a correction
+    exec(compile(example, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    told, made = (re.sub(r"-?[\d.]+%?  ?", "", text) for text in (blocks("text")[0], shown))
+    assert told == made  # but for last digits
+    first, *ranked = shown.splitlines()[:3]
+    assert first == "billing"
+    assert ranked[0].endswith("Hamlet was written by William Shakespeare.")
+    assert float(ranked[0].split()[0]) > float(ranked[1].split()[0])
