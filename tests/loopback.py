@@ -1,10 +1,8 @@
 """Servers on loopback, over real HTTP: a model hub and an OpenAI-compatible endpoint."""
 
 import base64
-import functools
 import hashlib
 import json
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +13,6 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-
-tls_context = functools.cache(ssl.create_default_context)
 
 
 class Loopback:

@@ -79,14 +79,16 @@ def test_labels_are_written_where_a_server_scores_no_words(icl, url):
 
 
 def test_its_states_are_near_transformers_and_keep_most_evidence(url):
-    asked = ["A dull film, sadly.", "I loved every minute of it."]
     texts = [f"A {how} film {end}." for how in ("warm", "dull") for end in ("again", "at sea", "!")]
-    pool = [("A gem.", "positive"), ("It drags.", "negative")]
+    how = {"task": "sst2", "examples": [("A gem.", "positive")], "device": "cpu"}
     lms = ["bundled:smollm2-135m"], [url, "bundled:smollm2-135m"]
-    opened = [pgra.Reranker(*lm, task="sst2", examples=pool, device="cpu") for lm in lms]
-    found = [lm.score(asked, texts).argsort(1)[:, -3:] for lm in opened]
-    assert sum(len({*a} & {*b}) for a, b in zip(*np.array(found).tolist(), strict=True)) >= 5
-    ours, theirs = (np.array([*lm._kept.values()]) for lm in opened)
+    ours, theirs = (pgra.Reranker(*lm, **how) for lm in lms)
+    best = [
+        lm.score(["A dull film.", "I loved it."], texts).argsort(1)[:, -3:].tolist()
+        for lm in (ours, theirs)
+    ]
+    assert sum(len({*a} & {*b}) for a, b in zip(*best, strict=True)) >= 5
+    assert theirs.encoder.fingerprint["engine"]["ftype"] == "Q4_1"
+    ours, theirs = (np.array([*lm._kept.values()]) for lm in (ours, theirs))
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     assert (np.vecdot(ours, theirs) / lengths).min() > 0.999
-    assert opened[1].encoder.fingerprint["engine"]["ftype"] == "Q4_1"

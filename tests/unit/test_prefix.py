@@ -185,12 +185,13 @@ def test_a_chat_is_written_whole_and_its_beginning_is_shared(lm_dirs, how):
     with pytest.raises(ModelError, match="writes no chat .*: use --chat_template off"):
         PromptedEncoder(lm, prompt, chat="turns")
     lm.tokenizer.chat_template = CHAT
-    encoder, ask = PromptedEncoder(lm, prompt, chat=how), TEMPLATE.body.split("{")[0]
+    encoder = PromptedEncoder(lm, prompt, chat=how)
     whole = encoder.prompt.prefix + encoder.prompt.suffix({"text": "Cold."})
     gap = "\n[assistant] {}\n[user] " if how == "turns" else "\n{}\n\n"
-    shown = [f"{ask}{e.text}" + gap.format(f"The answer is {e.label}") for e in TRAIN[:2]]
-    written = f"{prompt.template.instruction}{''.join(shown)}{ask}Cold."
-    assert whole == f"[user] {written}\n[assistant] (no thought) The answer is"
+    asked = [TEMPLATE.render({"text": text}) for text in (*(e.text for e in TRAIN[:2]), "Cold.")]
+    shown = "".join(asked[i] + gap.format(f"The answer is {TRAIN[i].label}") for i in range(2))
+    end = f"{asked[2]}\n[assistant] (no thought) The answer is"
+    assert whole == f"[user] {TEMPLATE.instruction}{shown}{end}"
     states = encoder.encode(["Cold.", "A film by the sea."])
     alone = lm.states_of([lm.with_lead(lm.tokenize([whole])[0])])
     torch.testing.assert_close(states[:1], alone, rtol=1e-3, atol=1e-4)

@@ -1,5 +1,6 @@
 """An LM behind a real endpoint on loopback: kept answers, no answers, failures and the key."""
 
+import functools
 import json
 import logging
 import ssl
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loopback import BUSY, Fault, LoopbackEndpoint, Written, tls_context, toy_writer
+from loopback import BUSY, Fault, LoopbackEndpoint, Written, toy_writer
 
 from pgra.core import Context
 from pgra.errors import ConfigError, ModelError
@@ -21,6 +22,8 @@ URL = "http://127.0.0.1:9/v1"
 PROMPTS = ["Q: red", "Q: green", "Q: blue", "Q: grey"]
 TEXTS = [" red", " green", " blue", " grey"]
 WORDS = [" great", " terrible", " not great"]
+
+tls_context = functools.cache(ssl.create_default_context)
 
 
 @pytest.fixture(autouse=True)
