@@ -67,6 +67,7 @@ class FolderArguments(Arguments):
         "given (as the arguments say), or auto: what pgra worth finds best, or none.",
         choices=("auto", "given"),
         decides=False,  # what it chose does
+        is_common=True,
         group="Reranker",
     )
 
