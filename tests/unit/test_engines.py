@@ -126,7 +126,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", one_quick(list(FAULTS), "model"))
+@pytest.mark.parametrize("name", one_quick(list(FAULTS), "normalised"))
 def test_a_server_that_fails_is_refused_in_a_line_and_whole_shards_stay(server, open_at, name):
     server.fault, server.healthy, said = FAULTS[name]
     with server.serve() as url:

@@ -100,6 +100,7 @@ def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):
         Run.load(outcome.folder, device="cpu").predict("a film")
 
 
+@pytest.mark.slow
 def test_a_run_behind_an_endpoint_says_how_it_was_asked_and_what_that_cost(
     words, tmp_path, monkeypatch, caplog
 ):

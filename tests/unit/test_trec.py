@@ -229,6 +229,7 @@ def test_a_querys_own_passage_is_left_out_of_its_run(world, flags):
     assert main(["search", *flags, "--drop_self"]) == 2
 
 
+@pytest.mark.slow
 def test_a_rerank_writes_its_order_of_all_candidates(world, flags, lm_dirs, review_files):
     count = ["--num_candidates", "4"]
     assert main(["search", *flags, *count, "--trec", "first.txt"]) == 0
