@@ -89,7 +89,7 @@ def find_model(name: str) -> ModelSource:
         ModelError: If a bundled name is unknown or its package absent, a folder holds no
             safetensors or only adapters, or the hub has no such model or cannot be reached.
     """
-    if name.startswith(("http://", "https://")):  # an engine's, which has it
+    if name.startswith(("http://", "https://")):  # a server, which has the model
         return ModelSource(name, name, None, name)
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
