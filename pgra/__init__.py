@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pgra.errors import missing_package
+
 __version__ = "0.2.0"
 
 _HOME_OF = {
@@ -29,7 +31,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its home, once."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pgra' has no attribute '{name}'")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    try:
+        value = getattr(import_module(_HOME_OF[name]), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(missing_package(error), name=error.name) from None
     globals()[name] = value
     return value
 

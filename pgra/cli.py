@@ -16,6 +16,7 @@ from pgra.errors import (
     Stopped,
     check_alone,
     device_fault,
+    missing_package,
     unknown_name,
     visible,
 )
@@ -82,6 +83,8 @@ def _call(main: Main, argv: Sequence[str]) -> int:
         raise
     except PgraError as error:
         return _fail(str(error))
+    except ModuleNotFoundError as error:
+        return _fail(missing_package(error))
     except Stopped as stop:
         return _fail(str(stop), code=stop.code) if _is_main() else stop.code
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 import yaml
 
-from pgra.errors import ConfigError, cut, reading, show, unknown_name
+from pgra.errors import ConfigError, cut, missing_package, reading, show, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +175,8 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
         return import_named(path)
     except (ImportError, AttributeError) as error:
         if name in table:
+            if isinstance(error, ModuleNotFoundError):
+                raise ConfigError(f"{kind} '{name}': {missing_package(error)}") from None
             raise
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
 

@@ -21,6 +21,24 @@ _values.maxstring = _values.maxother = _values.maxlong = _LONGEST_NAME
 _values.maxlevel, _values.maxlist, _values.maxdict = 3, 4, 4
 
 
+_EXTRAS = {  # what brings a package that is imported when it is needed; all others: lm
+    "reports": ("matplotlib", "sacrebleu"),
+    "web": ("starlette", "uvicorn"),
+    "openai": ("openai",),
+    "trec": ("ir_measures",),
+    "ray": ("ray",),
+    "demo": ("gensim", "gguf", "onnx"),
+    "integrations": ("langchain_core", "llama_index"),
+}
+
+
+def missing_package(error: ImportError) -> str:
+    """Return the message for a package that is not installed, with the extra that brings it."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, names in _EXTRAS.items() if package in names), "lm")
+    return f"{package} is not installed: pip install '.[{extra}]' in a clone of pgra"
+
+
 def show(value: object) -> str:
     """Return the repr of a value from outside for a message, cut where it is long or deep."""
     return cut(_values.repr(value), _LONGEST_PART)
@@ -111,12 +129,14 @@ _OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not o
 def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
     """Turn a library's error about a file that it cannot read into a one-line error of `kind`.
 
-    Errors of the system, a lack of memory and our own errors pass.
+    Errors of the system, a lack of memory or of a package, and our own errors pass.
     """
     try:
         yield
     except Exception as error:
-        is_ours = isinstance(error, PgraError) or getattr(error, "errno", None) is not None
+        is_ours = (
+            isinstance(error, PgraError | ImportError) or getattr(error, "errno", None) is not None
+        )
         if is_ours or device_fault(error):
             raise
         reason = " ".join(str(error).split())

@@ -80,7 +80,7 @@ def build(argv: Sequence[str] | None = None) -> int:
     context = join_context(runtime.device, Path(runtime.artifacts_dir))
     cls = find_retriever(args.retriever)  # before a corpus is fetched
     if own.engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise ConfigError("engine 'ray' needs Ray, which is not installed: pip install 'pgra[ray]'")
+        raise ConfigError("engine 'ray' needs Ray, which is not installed: pip install '.[ray]'")
     quiet_libraries()
     corpus = open_corpus(corpus_args, context.artifacts)
     request = IndexRequest(

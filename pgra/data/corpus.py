@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import xxhash
 
 from pgra.artifacts import (
@@ -153,6 +152,8 @@ class Source:
 
     def _values(self, columns: Sequence[str]) -> Iterator[tuple[object, ...]]:
         if self.table is None:
+            import pyarrow.parquet as pq
+
             batches = pq.ParquetFile(self.path).iter_batches(_READ_ROWS, columns=list(columns))
         else:
             batches = self.table.with_format("arrow").iter(_READ_ROWS)

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, BinaryIO, cast
 
 from pgra.errors import DataError, cut, reading, show, unknown_name
 
@@ -97,8 +95,8 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (the line is named).
     """
-    with reading(path), pa.input_stream(str(path), compression="detect") as stream:
-        for number, data in enumerate(io.BufferedReader(stream, 1 << 20), 1):
+    with reading(path), _open_bytes(path) as stream:
+        for number, data in enumerate(stream, 1):
             if b"\0" in data:
                 raise DataError(f"{path}, line {number}: a NUL byte: save the file as UTF-8 text")
             try:
@@ -107,6 +105,15 @@ def read_lines(path: Path) -> Iterator[str]:
                 raise DataError(
                     f"{path}, line {number}: {error}; convert it (iconv -f ENCODING -t UTF-8)"
                 ) from None
+
+
+def _open_bytes(path: Path) -> BinaryIO:
+    if path.suffix not in PACKED:
+        return path.open("rb", buffering=1 << 20)
+    import pyarrow as pa
+
+    unpacked = pa.input_stream(str(path), compression="detect")
+    return cast("BinaryIO", io.BufferedReader(unpacked, 1 << 20))
 
 
 def is_utf8(text: str) -> bool:

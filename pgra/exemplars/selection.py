@@ -25,7 +25,6 @@ from pgra.artifacts import digest
 from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.data.text import text_key
 from pgra.encoders import EncoderArguments, PassageEncoderArguments
-from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
@@ -179,7 +178,13 @@ def open_similarity(
         return None
     asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
-    neighbors = Neighbors(lambda: encoder or Encoder.load(plain, device=device), examples, root)
+
+    def open_encoder() -> ExampleEncoder:
+        from pgra.encoders.encoder import Encoder  # it brings torch
+
+        return encoder or Encoder.load(plain, device=device)
+
+    neighbors = Neighbors(open_encoder, examples, root)
     if args.encoder == BM25:
         return WordSimilarity(neighbors, BM25)
     return VectorSimilarity(neighbors, args.vector_metric)

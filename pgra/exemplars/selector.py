@@ -10,14 +10,13 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgra.config import from_values
 from pgra.core import ALONE, Context, Example, Json, as_list, check_count
 from pgra.data.examples import open_rows
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
-from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, DataError, show
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
@@ -29,9 +28,11 @@ from pgra.exemplars.selection import (
     group_rows,
     open_similarity,
 )
-from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
+
+if TYPE_CHECKING:
+    from pgra.lm.prefix import PromptedEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ class ExemplarSelector:
         self._columns = {name: name for name in self.task.inputs}
         loaded: ExampleEncoder | None = None
         if not isinstance(encoder, str | Path):
+            from pgra.encoders.encoder import Encoder  # it brings torch
+
             is_ours = hasattr(encoder, "encode_examples")
             loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
             encoder = type(encoder).__name__
@@ -327,7 +330,7 @@ class NearestExemplars:
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
         return self._format.prompt(exemplars)
 
-    def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
+    def encoder_for(self, base: "PromptedEncoder", query: Example) -> "PromptedEncoder":
         """Return the LM (`base` has no exemplars) under as many of them as leave the query whole.
 
         The last chosen are left out first. The query is cut only where it alone is too long.

@@ -1,1 +1,1 @@
-"""What other libraries take from here, a file each; `pip install 'pgra[integrations]'`."""
+"""What other libraries take from here, a file each; the extra `integrations`."""

@@ -13,7 +13,7 @@ try:
     from pydantic import ConfigDict, Field
 except ImportError:
     raise ImportError(
-        "pgra.integrations.langchain needs langchain-core: pip install 'pgra[integrations]'"
+        "pgra.integrations.langchain needs langchain-core: pip install '.[integrations]'"
     ) from None
 
 

@@ -10,7 +10,7 @@ try:
     from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 except ImportError:
     raise ImportError(
-        "pgra.integrations.llama_index needs llama-index-core: pip install 'pgra[integrations]'"
+        "pgra.integrations.llama_index needs llama-index-core: pip install '.[integrations]'"
     ) from None
 
 

@@ -1,6 +1,6 @@
 """An LM at an OpenAI-compatible endpoint, of completions or of chats.
 
-OpenAI's own client (`pip install 'pgra[openai]'`) retries, times out and pools connections. The key
+OpenAI's own client (the extra `openai`) retries, times out and pools connections. The key
 comes from the environment alone; only the client has it, and it is removed from all that an
 endpoint returns. An answer is on disk (`pgra.lm.cache`) before it is used, so a stopped run pays
 again only for the few calls in flight.
@@ -371,10 +371,8 @@ def _is_none(answer: Completion) -> bool:
 
 
 def _open_client(lm: str, base_url: str | None, timeout: float = _TIMEOUT) -> Any:
-    try:
-        import openai
-    except ImportError:
-        raise ConfigError(f"--lm {lm} needs OpenAI's client: pip install 'pgra[openai]'") from None
+    import openai
+
     key = os.environ.get(KEY, "").strip()
     if not all("!" <= char <= "~" for char in key):  # the client would quote what no header holds
         raise ConfigError(f"{KEY} holds characters that no key has, such as a space: set it again")

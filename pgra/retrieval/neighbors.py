@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,12 @@ import numpy.typing as npt
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
-from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
+
+if TYPE_CHECKING:
+    from pgra.encoders.encoder import Encoder
 
 # The leak guard: a query, and what is nearly the same text, is never its own exemplar.
 #
@@ -186,12 +188,14 @@ class ExampleEncoder(Protocol):
         ...
 
 
-def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
+def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> "Encoder":
     """Open what examples are compared by: the encoder, or that of the untrained T5 `reader`.
 
     A vector of the T5's is the mean of its last states (Guo et al. 2023), in float32: a T5
     overflows in float16. ModelError if `reader` is no T5.
     """
+    from pgra.encoders.encoder import Encoder  # it brings torch
+
     if args.neighbor_encoder == "encoder":
         return Encoder.load(args, device=device)
     fixed: dict[str, Any] = {"pooling": "mean", "encoder_dtype": "float32", "query_prompt": None}

@@ -153,7 +153,9 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
 def _read(path: Path, reader: str, text: str, most: float) -> dict[str, dict[str, Any]]:
     """Return values by query and passage, and refuse what would give a wrong number."""
     found: dict[str, dict[str, Any]] = {}
-    read = getattr(_import_ir_measures(), reader)
+    import ir_measures
+
+    read = getattr(ir_measures, reader)
     with reading(path):
         lines = [line[:3] for line in read(io.StringIO(text))]
     for query, docno, value in lines:
@@ -185,7 +187,8 @@ def measure_run(
         ConfigError: If `ir-measures` is not installed.
         DataError: If no query is judged.
     """
-    ir = _import_ir_measures()
+    import ir_measures as ir
+
     judged = {query: qrels[query] for query in queries if query in qrels}
     if not judged:
         raise DataError(f"no query is judged: the qrels have no query '{queries[0]}', for example")
@@ -220,14 +223,6 @@ def drop_self(
         own = [docnos.get(row) == query for row in rows[line].tolist()]
         rows[line, own] = MISSING_ROW
     return Candidates.best(rows, candidates.scores, rows.shape[1])
-
-
-def _import_ir_measures() -> Any:
-    try:
-        import ir_measures
-    except ImportError:
-        raise ConfigError("runs and qrels need ir-measures: pip install 'pgra[trec]'") from None
-    return ir_measures
 
 
 # Queries of a file for `pgra search` and `pgra rerank`: a run is written and measured.

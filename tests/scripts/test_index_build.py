@@ -62,7 +62,7 @@ def test_two_processes_build_what_one_builds(flags, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'pgra[ray]'")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 def test_ray_finishes_what_another_began_with_the_same_bytes(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     folder, words = tmp_path / "one", [*flags, "--output_dir", str(tmp_path / "one")]
