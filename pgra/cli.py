@@ -32,27 +32,25 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 # it is called; and its help.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "index": ("index", "build an index"),
-    "search": ("index:search", "look up passages near a text"),
-    "rerank": ("rerank", "run both retrieval stages for a task"),
+    "search": ("index:search", "look up passages near a text; with --task, as an LM orders them"),
     "train": ("train", "train a reader on a task, and measure it"),
     "icl": ("train:icl", "decide by a frozen LM after labelled examples (KATE)"),
     "evaluate": ("train:evaluate", "measure a trained run again"),
     "predict": ("predict", "decide new texts with a trained run"),
     "push": ("train:push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
-    "plan": ("plan", "count what the LM has yet to read, and time it"),
     "worth": ("plan:worth", "ask the untrained reader what evidence is worth to it"),
     "consistency": ("report:consistency", "measure how often evidence has the label of its query"),
     "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "report": ("report", "put runs into one table or figure, with tests"),
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),
-    "models": ("lists:models", "list the models that come inside packages"),
     "task": ("lists:task", "check a task's YAML, and see rows as models see them"),
     "verify": ("train:verify", "compare artifacts and runs with their checksums"),
-    "data": ("lists:data", "list tasks and bundled data; make claims of a corpus"),
+    "list": ("lists", "list the tasks, and the models and data that come inside packages"),
+    "claims": ("lists:claims", "make true and false claims of a corpus, whose evidence is in it"),
 }
-# Commands that several processes share; of `index`, only building.
-_SHARED = ("ablate", "demo", "evaluate", "icl", "index", "rerank", "train")
+# Commands that several processes share; of `search`, only that for a task.
+_SHARED = ("ablate", "demo", "evaluate", "icl", "index", "search", "train")
 
 
 def run(main: Main, argv: Sequence[str] | None = None) -> int:

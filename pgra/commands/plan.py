@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.artifacts import write_json
-from pgra.commands.common import about, parse_run, parse_stages, quiet_libraries, say
-from pgra.config import Arguments, arg
+from pgra.commands.common import about, parse_run, quiet_libraries, say
 from pgra.errors import ConfigError
 from pgra.methods.arguments import RunArguments, WorthArguments
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 
 _TIMED = 2  # batches: the first loads the model and is slow
 _ROWS = 150  # passages of a batch at most
-
-
-@dataclass(kw_only=True)
-class PlanArguments(Arguments):
-    """How a plan is made."""
-
-    timed: bool = arg(True, "Read two batches to time them.", off="Count only; no model is loaded.")
 
 
 @dataclass(frozen=True)
@@ -51,40 +43,39 @@ class Plan:
         return self.to_read / self.texts_per_second if self.texts_per_second else 0.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    r"""Run the first stage, and count what the second has yet to read.
+def show_plan(args: RunArguments) -> str:
+    """Run a run's first stage, and say what the second has yet to read and how long that takes.
 
-    Example:
-      pgra plan --task sst2 --dataset_name bundled:rotten-tomatoes --corpus bundled:wikipedia-19k \
-          --encoder bundled:minilm-l6 --lm bundled:smollm2-135m --max_train_samples 32
+    The index is built and candidates are found as by the run, which then finds them there. Two
+    batches are read to time them; they are kept too.
 
-    Takes the flags of pgra train but for the reader's training. The index is built and candidates
-    are found as by the run, which then finds them there. Two batches are read to time them; they
-    are kept too.
+    Raises:
+        ConfigError: If the run has no second stage.
     """
-    sections, (how,) = parse_stages(argv, [PlanArguments], prog="pgra plan", **about(main))
-    args = RunArguments(sections)
-    if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
+    if (
+        "rerank" not in args.sections
+        or not args.rerank.num_evidence
+        or args.rerank.reranker == "none"
+    ):
         raise ConfigError(
-            "the LM has nothing to read with --num_evidence 0 or --reranker none: "
-            "plan a run with --reranker prompted"
+            "--dry_run counts what a second stage has yet to read, and this run has none: "
+            "leave out --dry_run"
         )
     from pgra.core import ALONE
     from pgra.methods.stages import Stages
 
-    quiet_libraries()
-    plan = make_plan(Stages.read(args, ALONE), timed=how.timed)
-    say(f"plan: {plan.queries:,} queries, {plan.pairs:,} pairs with a candidate")
+    plan = make_plan(Stages.read(args, ALONE))
+    lines = [f"dry run: {plan.queries:,} queries, {plan.pairs:,} pairs with a candidate"]
     if plan.to_read is None:
-        say(f"what {args.rerank.reranker} reads is not known")
+        lines.append(f"what {args.rerank.reranker} reads is not known")
     else:
-        say(f"to read: {plan.to_read:,} texts that were not read before")
+        lines.append(f"to read: {plan.to_read:,} texts that were not read before")
     if plan.seconds is not None:
-        say(f"time: {plan.seconds / 60:,.1f} minutes on one device like this one")
-    return 0
+        lines.append(f"time: {plan.seconds / 60:,.1f} minutes on one device like this one")
+    return "\n".join(lines)
 
 
-def make_plan(stages: "Stages", *, timed: bool) -> Plan:
+def make_plan(stages: "Stages", *, timed: bool = True) -> Plan:
     """Run the first stage, and count what the second has yet to read."""
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Runs both retrieval stages, for a task's splits or for texts: `pgra rerank`."""
+"""Both retrieval stages, for a task's splits or for texts: `pgra search --task NAME`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,16 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     r"""Find candidates and let a model order them, such as an LM under a prompt.
 
     Examples:
-      pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+      pgra search "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
           --num_candidates 50
-      pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+      pgra search "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --max_passages 300 --lm bundled:smollm2-135m \
           --retriever exhaustive
-      pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
+      pgra search "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --reranker cross-encoder \
           --cross_encoder cross-encoder/ms-marco-MiniLM-L6-v2
-      pgra rerank --task sst2 --config configs/experiments/paper.yaml
+      pgra search --task sst2 --config configs/experiments/paper.yaml
 
     With texts, it shows the best of both stages (the exemplars in the prompt are the task's); with
     --queries FILE and --trec or --qrels, it writes the second stage's order of all candidates as a
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name_leading_texts(argv),
         [TextArguments, QueryFileArguments, ShowArguments],
         without=["reader"],
-        prog="pgra rerank",
+        prog="pgra search --task NAME",
         **about(main),
     )
     queries = own.read(texts.text)

@@ -10,6 +10,7 @@ from typing import Any
 from pgra.commands.common import (
     SeriesArguments,
     about,
+    given_names,
     join_run,
     parse_run,
     quiet_libraries,
@@ -18,19 +19,22 @@ from pgra.commands.common import (
     show_seeds,
 )
 from pgra.config import Arguments, Defaults, arg, parse_arguments
-from pgra.errors import ArtifactError, ConfigError, DamageError, reading
+from pgra.errors import ArtifactError, ConfigError, DamageError, check_alone, reading
+from pgra.methods.arguments import RunArguments
+
+_PAPER_LM = "facebook/opt-13b"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Train a reader on a task with evidence that an LM picked, or run another method.
 
     Examples:
-      pgra train --task sst2
+      pgra train --config small --task sst2 --dataset_name bundled:rotten-tomatoes
       accelerate launch -m pgra train --task sst2 --config paper
       pgra train --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
           --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
-      pgra train --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
+      pgra train --task my_task.yaml --train_file train.jsonl --test_file test.jsonl --dry_run
       pgra train --task sst2 --method fid --seeds 0 1 2
       pgra train --task sst2 --method ralm --reader_lm bundled:smollm2-135m
       pgra train --config lm-bff --task sst2 --seeds 13 21 42 87 100
@@ -81,6 +85,14 @@ def _run(
     from pgra.runs import run, run_seeds
 
     quiet_libraries()
+    if series.dry_run:
+        from pgra.commands.plan import show_plan
+
+        check_alone(f"{prog} --dry_run")
+        say(show_plan(args))
+        return 0
+    if context.is_main and not given_names(words) & {"config", "lm", "profile"}:
+        _ask_for_paper_models(args)
     args = fill_folder(args)
     if series.seeds:
         shown = show_seeds(run_seeds(args, series.seeds, context))
@@ -89,6 +101,23 @@ def _run(
     if context.is_main:
         say(shown)
     return 0
+
+
+def _ask_for_paper_models(args: RunArguments) -> None:
+    """Say what a bare command loads, and ask where a person sits at a terminal."""
+    stage = args.sections.get("rerank")
+    if stage is None or stage.lm != _PAPER_LM or stage.reranker != "prompted":
+        return
+    from huggingface_hub import try_to_load_from_cache
+
+    if not stage.num_evidence or try_to_load_from_cache(_PAPER_LM, "config.json"):
+        return
+    say(
+        f"This loads the paper's models: {_PAPER_LM} (26 GB), google-bert/bert-base-uncased and "
+        "google-t5/t5-base (1.3 GB), for a GPU of 48 GB. --config small takes small bundled ones."
+    )
+    if sys.stdin.isatty() and input("Load them? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was loaded: give --config small, or models of your own (--lm)")
 
 
 @dataclass(kw_only=True)

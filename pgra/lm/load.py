@@ -147,7 +147,7 @@ def _find_on_hub(name: str) -> ModelSource:
         raise ModelError(
             f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
             "Give a local folder, a hub id that you can reach, or a bundled: name "
-            "(pgra models lists them)."
+            "(pgra list lists them)."
         )
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 

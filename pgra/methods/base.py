@@ -449,5 +449,5 @@ def open_method(args: RunArguments, context: Context) -> Method:
 def task_name(args: RunArguments) -> str:
     """Return the name of the task; without one it is a ConfigError."""
     if args.data.task is None:
-        raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
+        raise ConfigError("--task is missing: name one (pgra list lists them), or give a YAML")
     return args.data.task

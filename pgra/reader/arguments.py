@@ -18,7 +18,7 @@ class ReaderArguments(Arguments):
 
     model_name_or_path: str = arg(
         "google-t5/t5-base",
-        "Reader, any T5: hub id, folder or bundled:NAME.",
+        "Reader, any T5: hub id, folder or bundled:NAME. --reader is the same.",
         decides=False,
         is_common=True,
     )

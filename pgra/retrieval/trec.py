@@ -225,7 +225,7 @@ def drop_self(
     return Candidates.best(rows, candidates.scores, rows.shape[1])
 
 
-# Queries of a file for `pgra search` and `pgra rerank`: a run is written and measured.
+# Queries of a file for `pgra search` and `pgra search`: a run is written and measured.
 
 
 NUM_CANDIDATES = 100  # passages of a query in a run, by default

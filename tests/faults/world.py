@@ -293,7 +293,7 @@ JOBS: Mapping[str, Job] = {
     "evaluate": Job("evaluate --run runs/pgra", ["train"]),
     "predict": Job("predict 'A funny town.' --run runs/pgra --json", ["train"]),
     "rerank": Job(
-        "rerank $stages --num_evidence 2 --queries queries.jsonl --trec found.trec", ["index"]
+        "search $stages --num_evidence 2 --queries queries.jsonl --trec found.trec", ["index"]
     ),
     "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
     "consistency": Job(

@@ -47,4 +47,4 @@ def test_every_command_is_recorded():
 
     lines = [golden.expand(line) for group in SCENARIOS.values() for line in group.values()]
     words = {line.split()[0] for line in lines}
-    assert {*COMMANDS} - words == {"demo", "models", "data", "task"}
+    assert {*COMMANDS} - words == {"demo", "list", "claims", "task"}

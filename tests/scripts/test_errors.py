@@ -15,14 +15,14 @@ verbalizer: {negative: terrible, positive: great}
 """
 
 
-LIKELIHOOD = "rerank a --task sst2 --reranker likelihood --likelihood_template"
+LIKELIHOOD = "search a --task sst2 --reranker likelihood --likelihood_template"
 # One of each kind of mistake: the words of a command, and the value that its line holds.
 KINDS = {
     "unknown command": ("trian", "trian"),
     "unknown argument": ("train --lerning_rate 1", "--lerning_rate"),
     "missing argument": ("train", "--task"),
     "unknown name": ("train --task sst3", "sst3"),
-    "unknown class": ("rerank --task sst2 --reranker nope:Reranker", "nope:Reranker"),
+    "unknown class": ("search --task sst2 --reranker nope:Reranker", "nope:Reranker"),
     "wrong type": ("search a --corpus corpus.txt --num_candidates few", "few"),
     "out of range": ("search a --corpus corpus.txt --num_candidates 0", "num_candidates"),
     "not finite": ("train --task sst2 --weight_decay nan", "weight_decay is nan"),
@@ -45,7 +45,7 @@ KINDS = {
     "evidence of no text": ("train --task sst2 --method fid --num_evidence 0", "'fid' reads"),
     "template without a place": (f"{LIKELIHOOD} {{passage}}", "likelihood_template is '{passage}'"),
     "template that goes on": (f"{LIKELIHOOD} {{query}}{{passage}}", "end it with {query}"),
-    "causal template": ("rerank a --reranker causal --causal_template {query}", "is '{query}'"),
+    "causal template": ("search a --reranker causal --causal_template {query}", "is '{query}'"),
     "LM without states": ("train --method head --lm openai:toy", "'openai:toy'"),
     "label that no head learns": ("train --method head --lm LM", "'positive'"),
     "window too small": ("train --method head --lm LM --max_prompt_tokens 8", "may read 8"),

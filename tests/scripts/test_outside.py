@@ -88,7 +88,7 @@ def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(ben
     told = pgra("ablate", path, "--output_dir", runs, "--artifacts_dir", bench.artifacts).out
     assert all(name in told for name in points)
     for name, point in points.items():
-        pgra("plan", *words_of(bench, *STAGES, **point))
+        pgra("train", "--dry_run", *words_of(bench, *STAGES, **point))
         run = runs / name / "seed-0"
         metrics = read_json(run / "metrics.json")
         pgra("evaluate", "--run", run)
@@ -198,5 +198,5 @@ def test_a_method_that_is_not_there_is_refused(bench):
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):
-    assert message in call(main, ["rerank", *words_of(bench, *STAGES, **change)]).error
+    assert message in call(main, ["search", *words_of(bench, *STAGES, **change)]).error
     assert not (bench.artifacts / "indexes").exists()

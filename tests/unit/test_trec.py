@@ -235,7 +235,7 @@ def test_a_rerank_writes_its_order_of_all_candidates(world, flags, lm_dirs, revi
     assert main(["search", *flags, *count, "--trec", "first.txt"]) == 0
     words = ["--task", "sst2", "--lm", str(lm_dirs["opt"]), "--num_exemplars", "2"]
     words += ["--train_file", str(review_files["train"]), "--test_file", str(review_files["test"])]
-    assert main(["rerank", *flags, *count, *words, "--qrels", "qrels", "--trec", "best.txt"]) == 0
+    assert main(["search", *flags, *count, *words, "--qrels", "qrels", "--trec", "best.txt"]) == 0
     runs = [(world.root / name).read_text().splitlines() for name in ("first.txt", "best.txt")]
     first, best = ([line.split()[2] for line in lines] for lines in runs)
     assert first != best
