@@ -5,6 +5,7 @@ import io
 import logging
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import getdoc
@@ -20,6 +21,8 @@ from pgra.reader.arguments import TrainingArguments
 if TYPE_CHECKING:
     from pgra.core import Context
     from pgra.runs import Run
+
+logger = logging.getLogger(__name__)
 
 # The argument classes of PGRA's stages and readers, by their names in `RunArguments`.
 SECTIONS: dict[str, Any] = {"runtime": RuntimeArguments, "data": DataArguments, **STAGES}
@@ -148,7 +151,20 @@ def join_run(words: Sequence[str]) -> "Context":
     from pgra.core import join_context
 
     is_on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
-    return join_context("cpu" if is_on_cpu else "auto")
+    with _loading():
+        return join_context("cpu" if is_on_cpu else "auto")
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """Say what goes on where the libraries of a block take more than two seconds to load."""
+    timer = threading.Timer(2.0, logger.info, ["loading torch and transformers ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def say(text: str) -> None:
@@ -176,11 +192,12 @@ def quiet_libraries() -> None:
         return
     from pgra.progress import hide_transformers
 
-    hide_transformers()
-    with contextlib.suppress(ImportError):  # the GPU benchmark does without
-        import datasets
+    with _loading():
+        hide_transformers()
+        with contextlib.suppress(ImportError):  # the GPU benchmark does without
+            import datasets
 
-        datasets.disable_progress_bars()
+            datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
 
 

@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*(argv or [])]
     if wants_help(words):
         _parse(words)
-    say("Loading torch and transformers ...")
     context, args = join_run(words), _parse(words)
     base = args.folder
     from pgra.commands.report import write_page

@@ -1,6 +1,7 @@
 """Makes runs (`pgra train`, `icl`), and what is done with them: `evaluate`, `push`, `verify`."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from pgra.commands.common import (
 from pgra.config import Arguments, Defaults, arg, parse_arguments
 from pgra.errors import ArtifactError, ConfigError, DamageError, check_alone, reading
 from pgra.methods.arguments import RunArguments
+
+logger = logging.getLogger(__name__)
 
 _PAPER_LM = "facebook/opt-13b"
 
@@ -110,10 +113,11 @@ def _ask_for_paper_models(args: RunArguments) -> None:
         return
     from huggingface_hub import try_to_load_from_cache
 
-    if not stage.num_evidence or try_to_load_from_cache(_PAPER_LM, "config.json"):
+    is_there = try_to_load_from_cache(_PAPER_LM, "config.json")
+    if is_there or not (args.data.task and stage.num_evidence):
         return
-    say(
-        f"This loads the paper's models: {_PAPER_LM} (26 GB), google-bert/bert-base-uncased and "
+    logger.warning(
+        f"this loads the paper's models: {_PAPER_LM} (26 GB), google-bert/bert-base-uncased and "
         "google-t5/t5-base (1.3 GB), for a GPU of 48 GB. --config small takes small bundled ones."
     )
     if sys.stdin.isatty() and input("Load them? [y/N] ").strip().lower() not in ("y", "yes"):
