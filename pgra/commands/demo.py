@@ -1,7 +1,8 @@
-"""The demo (`make demo`, `pgra demo`): the main job on real models, and what the LM picks."""
+"""The demo (`make demo`, `pgra demo`): the main job on real models, and where evidence decides."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
@@ -12,70 +13,61 @@ if TYPE_CHECKING:
     from pgra.experiments.consistency import Lines
     from pgra.methods.arguments import RunArguments
     from pgra.report.metrics import Difference
+    from pgra.report.results import Trial
 
-READERS = {  # by name: the folder, and the arguments that differ
+# By name: the folder, and the arguments that differ.
+READERS = {
     "T5 alone": ("t5", ["--num_evidence", "0"]),
     "T5 + LM's evidence (PGRA)": ("pgra", []),
 }
+CLAIMS = {
+    "T5 alone": ("claims-t5", ["--num_evidence", "0"]),
+    "T5 + BM25's best passage": ("claims-bm25", []),
+}
+_NUM_STEPS = len(READERS) + len(CLAIMS)
 _LEVEL = 0.01
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See prompt-guided retrieval at work on real models and real text, in three minutes.
+    """See prompt-guided retrieval at work on real models and real text, in four minutes.
 
     Examples:
       pgra demo
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml.
-    Stopped, it resumes where it was.
+    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, and
+    of demo-claims.yaml for the second task. Stopped, it resumes where it was.
     """
     words = [*(argv or [])]
     if wants_help(words):
         _parse(words)
     context, args = join_run(words), _parse(words)
-    base = args.folder
     from pgra.commands.report import write_page
-    from pgra.experiments import consistency
     from pgra.report.compare import compare_runs
-    from pgra.report.metrics import compare_means, compare_methods
-    from pgra.report.results import Group, load_run
-    from pgra.runs import run
+    from pgra.report.results import Group
 
     quiet_libraries()
-    runs, count = [], len(READERS) + 1
-    for number, (name, (folder, own)) in enumerate(READERS.items(), 1):
-        say(f"\n[{number}/{count}] {name}")
-        outcome = run(_parse([*words, *own, "--output_dir", str(base / folder)]), context)
-        runs.append(load_run(outcome.folder, name=name))
-    say(f"\n[{count}/{count}] what each stage picks, labelled by the T5 alone")
-    alone, pgra = runs
-    sides = {"the encoder": _first_stage(args, context), "the LM": pgra.predictions}
-    labeler = consistency.open_labeler(alone.folder)
-    texts = consistency.distinct_evidence(list(sides.values()))
-    kept = base / "evidence" / "pseudo_labels"
-    labels = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
-    first, second = (
-        consistency.measure_consistency(
-            name, alone.task, lines, labels, labels=labeler.record.labels
-        )
-        for name, lines in sides.items()
-    )
-    gap = compare_means(second.shares, first.shares, seed=0)
-    effect = (
-        f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
-        f"review's own label, of the encoder's {100 * first.score:.1f} %: {_verdict(gap)}."
-    )
-    trained = compare_methods([pgra.outcomes], [alone.outcomes], seed=0)
-    decided = (
-        f"{pgra.name} is right on {100 * pgra.value:.1f} %, {alone.name} on "
-        f"{100 * alone.value:.1f} %: {_verdict(trained)}."
-    )
-    study, page = compare_runs(Group("The demo's readers", runs)), base / "report.html"
-    title = "Prompt-guided retrieval: the demo"
-    write_page(page, [study], title=title, lead=f"{effect}\n\n{decided}")
-    say(f"\nDoes the LM pick other evidence than the encoder?\n  {effect}")
-    say(f"\nDoes the T5 decide better with it?\n  {decided}")
+    base = args.folder
+    reviews, decided = _train(READERS, words, base, context)
+    effect = _measure_evidence(args, reviews, context)
+    forecast = _worth(args, ["first_stage", "head"], context)
+    words += _make_claims(args, context)
+    claims_forecast = _worth(_parse(words), ["first_stage", "random"], context)
+    claims, claims_decided = _train(CLAIMS, words, base, context, done=len(READERS))
+    found = {
+        "Does the LM pick other evidence than the encoder?": [effect],
+        "Does the T5 decide reviews better with it?": [forecast, decided],
+        "And claims, which the corpus makes true or false?": [claims_forecast, claims_decided],
+    }
+    page, title = base / "report.html", "Prompt-guided retrieval: the demo"
+    studies = [
+        compare_runs(Group("The demo's readers of reviews", reviews)),
+        compare_runs(Group("The demo's readers of claims", claims)),
+    ]
+    lead = "\n\n".join(" ".join([head, *lines]) for head, lines in found.items())
+    write_page(page, studies, title=title, lead=lead)
+    for head, lines in found.items():
+        say("\n  ".join([f"\n{head}", *lines]))
     say(f"\nTo look through examples: open {page}")
     return 0
 
@@ -85,6 +77,56 @@ def _parse(words: Sequence[str]) -> "RunArguments":
     config = [] if "--config" in words else ["--config", own]
     args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
     return args
+
+
+def _train(
+    readers: Mapping[str, tuple[str, list[str]]],
+    words: Sequence[str],
+    base: Path,
+    context: "Context",
+    *,
+    done: int = 0,
+) -> "tuple[list[Trial], str]":
+    """Train two readers; return their results, and how the second differs from the first."""
+    from pgra.report.metrics import compare_methods
+    from pgra.report.results import load_run
+    from pgra.runs import run
+
+    runs = []
+    for number, (name, (folder, own)) in enumerate(readers.items(), done + 1):
+        say(f"\n[{number}/{_NUM_STEPS}] {name}")
+        outcome = run(_parse([*words, *own, "--output_dir", str(base / folder)]), context)
+        runs.append(load_run(outcome.folder, name=name))
+    alone, read = runs
+    gap = compare_methods([read.outcomes], [alone.outcomes], seed=0)
+    return runs, (
+        f"Trained, {read.name} is right on {100 * read.value:.1f} %, {alone.name} on "
+        f"{100 * alone.value:.1f} %: {_verdict(gap)}."
+    )
+
+
+def _measure_evidence(args: "RunArguments", runs: "Sequence[Trial]", context: "Context") -> str:
+    """Compare how much of both stages' evidence has its query's label, by the first run's T5."""
+    from pgra.experiments import consistency
+    from pgra.report.metrics import compare_means
+
+    say("\nlabelling what each stage picks by the T5 alone")
+    alone, pgra = runs
+    sides = (_first_stage(args, context), pgra.predictions)
+    labeler = consistency.open_labeler(alone.folder)
+    texts = consistency.distinct_evidence(list(sides))
+    kept = args.folder / "evidence" / "pseudo_labels"
+    labels = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
+    known = labeler.record.labels
+    first, second = (
+        consistency.measure_consistency(name, alone.task, lines, labels, labels=known)
+        for name, lines in zip(("the encoder", "the LM"), sides, strict=True)
+    )
+    gap = compare_means(second.shares, first.shares, seed=0)
+    return (
+        f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
+        f"review's own label, of the encoder's {100 * first.score:.1f} %: {_verdict(gap)}."
+    )
 
 
 def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
@@ -99,6 +141,36 @@ def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
         {**vars(example), "prediction": None, "evidence": [asdict(line) for line in found]}
         for example, found in pairs
     ]
+
+
+def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
+    """Make claims of the demo's corpus; return the flags of their task."""
+    from pgra.data.claims import ClaimsArguments, make_claims
+    from pgra.data.corpus import open_corpus
+
+    sizes = {"num_train": 136, "num_dev": 8, "num_test": 150}
+    how = ClaimsArguments(output_dir=str(args.folder / "claims"), **sizes)
+    whole = replace(args.corpus, max_passages=None)
+    folder = make_claims(open_corpus(whole, context.artifacts), how).folder
+    config = str(config_root() / "experiments" / "demo-claims.yaml")
+    files = ["--dataset_name", str(folder), "--corpus", str(folder / "corpus.txt")]
+    return ["--config", config, "--task", "claims", *files]
+
+
+def _worth(args: "RunArguments", sources: list[str], context: "Context") -> str:
+    """Ask the untrained T5 what evidence is worth, and say it."""
+    from pgra.methods.arguments import WorthArguments
+    from pgra.methods.worth import measure_worth
+
+    say("\nasking the T5, not trained yet, what evidence is worth to it")
+    how = WorthArguments(num_queries=128, depths=[args.rerank.num_evidence], sources=sources)
+    found = measure_worth(args, how, context)
+    best = max(found["rows"], key=lambda row: (row["source"] != "random", row["low"]))
+    advice = "with" if found["best"] else "without"
+    return (
+        f"Not trained yet, it gains {best['bits']:+.2f} bits a query ({best['low']:+.2f} to "
+        f"{best['high']:+.2f}), so `pgra worth` says: train {advice} evidence."
+    )
 
 
 def _verdict(gap: "Difference") -> str:

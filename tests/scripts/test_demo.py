@@ -3,11 +3,11 @@
 import pytest
 from method_runs import lines_of
 
-from pgra.commands.demo import READERS, main
+from pgra.commands.demo import CLAIMS, READERS, main
 
 pytestmark = pytest.mark.slow
 SMALL = [
-    *("--max_passages", "40", "--num_candidates", "4", "--max_train_samples", "12"),
+    *("--max_passages", "40", "--num_candidates", "4", "--max_train_samples", "72"),
     *("--max_dev_samples", "2", "--max_test_samples", "6", "--num_exemplars", "4"),
     *("--max_steps", "1", "--artifacts_dir", "artifacts", "--output_dir", "runs/demo"),
 ]
@@ -17,10 +17,11 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(SMALL) == 0
     shown = capsys.readouterr().out
-    for number, name in enumerate(READERS, 1):
-        assert f"[{number}/3] {name}" in shown
+    for number, name in enumerate([*READERS, *CLAIMS], 1):
+        assert f"[{number}/4] {name}" in shown
     # Six queries and one step of training are too few for anything.
-    assert shown.count("which may be noise") + shown.count("beyond noise") == 2
+    assert shown.count("which may be noise") + shown.count("beyond noise") == 3
+    assert shown.count("`pgra worth` says: train with") == 2
     assert "Prompt-guided" in (tmp_path / "runs/demo/report.html").read_text()
     ranks = [
         [[seen["stage1_rank"] for seen in line["evidence"]] for line in lines_of(folder)]
