@@ -192,12 +192,11 @@ def quiet_libraries() -> None:
         return
     from pgra.progress import hide_transformers
 
-    with _loading():
+    with _loading(), contextlib.suppress(ImportError):  # the memory does without
         hide_transformers()
-        with contextlib.suppress(ImportError):  # the GPU benchmark does without
-            import datasets
+        import datasets
 
-            datasets.disable_progress_bars()
+        datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
 
 

@@ -130,3 +130,34 @@ def test_listings_and_the_help_of_every_command_are_light():
     start = os.times()
     subprocess.run([sys.executable, "-m", "pgra", "--help"], stdout=subprocess.PIPE, check=True)
     assert sum(os.times()[2:4]) - sum(start[2:4]) < 0.5  # of CPU, in the child
+
+
+CORE = """
+import sys
+sys.modules |= dict.fromkeys(
+    ("accelerate", "datasets", "faiss", "huggingface_hub", "jinja2", "pyarrow", "safetensors",
+     "scipy", "sentence_transformers", "torch", "transformers")  # as if not installed
+)
+import pgra, pgra.cli
+assert pgra.cli.main(["memory", "add", "Where is it?", "On the shelf."]) == 0
+assert "On the shelf." in pgra.Memory().prompt("Where is it?")
+pool = [(text, "good") for text in ("red apples", "green pears", "blue plums", "ripe figs")]
+chosen = pgra.ExemplarSelector(pool, encoder="bm25").select("which pears", k=1)
+assert chosen == [("green pears", "good")], chosen
+assert pgra.cli.main(["search", "x", "--corpus", "memory.sqlite", "--encoder", "e"]) == 2
+try:
+    pgra.Encoder
+except ModuleNotFoundError as error:
+    assert "'.[lm]'" in str(error), error
+else:
+    raise AssertionError("the control")
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_and_words_need_none_of_the_extra_lm(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", CORE], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'.[lm]'" in done.stderr
