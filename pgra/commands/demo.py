@@ -9,7 +9,7 @@ from pgra.commands.common import about, join_run, parse_run, quiet_libraries, sa
 from pgra.config import config_root, wants_help
 
 if TYPE_CHECKING:
-    from pgra.core import Context
+    from pgra.core import Context, Json
     from pgra.experiments.consistency import Lines
     from pgra.methods.arguments import RunArguments
     from pgra.report.metrics import Difference
@@ -60,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "And claims, which the corpus makes true or false?": [claims_forecast, claims_decided],
     }
     page, title = base / "report.html", "Prompt-guided retrieval: the demo"
-    studies = [
-        compare_runs(Group("The demo's readers of reviews", reviews)),
-        compare_runs(Group("The demo's readers of claims", claims)),
-    ]
+    studies = []
+    for what, runs in (("claims", claims), ("reviews", reviews)):
+        rows: dict[str, dict[str, Json]] = {run.name: {} for run in runs}
+        group = Group(f"The demo's readers of {what}", runs, points=rows)
+        studies.append(compare_runs(group, baseline=runs[0].name))
     lead = "\n\n".join(" ".join([head, *lines]) for head, lines in found.items())
     write_page(page, studies, title=title, lead=lead)
     for head, lines in found.items():
