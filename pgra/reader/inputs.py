@@ -238,7 +238,7 @@ def collate(
     """Make a batch of labelled examples: the arguments of `FusionReader.forward`."""
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
-    return {**vars(packed), "labels": pad_rows(targets, IGNORED)}
+    return {"packed": packed, "labels": pad_rows(targets, IGNORED)}
 
 
 # Queries as people give them, checked against what a task takes.
