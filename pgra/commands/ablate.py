@@ -33,9 +33,7 @@ class GridArguments(SeriesArguments):
     dry_run: bool = arg(False, "List the runs, and run nothing.")
     tasks: list[str] | None = arg(None, "Tasks, each with all points; default: the YAML's.")
     drop_readers: bool = arg(
-        False,
-        "Delete the reader and the checkpoints of each run once it is measured, but for plain "
-        "ones; its predictions and metrics stay, and the grid continues.",
+        False, "Delete a run's reader and checkpoints once it is measured, but for plain ones."
     )
     output_dir: str | None = arg(None, "The grid's folder; default: runs/ablate-NAME.")
 

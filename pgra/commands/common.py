@@ -33,8 +33,7 @@ class SeriesArguments(Arguments):
 
     seeds: list[int] | None = arg(
         None,
-        "Run once with each of these seeds, such as 0 1 2: of the reader (example order, "
-        "dropout), or of the exemplars. Mean and spread are shown; over --seed.",
+        "Run once with each of these seeds, such as 0 1 2; mean and spread are shown; over --seed.",
         decides=False,
         is_common=True,
         least=0,

@@ -55,8 +55,7 @@ class PredictArguments(Arguments):
 
     run: str = arg(
         "",
-        "Folder of a finished run; of a trained reader also its reader/, or the hub id that it was "
-        "pushed to.",
+        "Folder of a finished run, or of its reader; or the hub id that it was pushed to.",
         must_be_given=True,
     )
     file: str | None = arg(

@@ -41,8 +41,7 @@ class ReportArguments(Arguments):
     )
     samples: int | None = arg(
         None,
-        "Show this many queries instead: what each run put before them, exemplars or evidence, and "
-        "what it said; those on which the runs differ come first.",
+        "Show this many queries with what each run read and said; those that differ come first.",
         least=1,
     )
 
@@ -191,11 +190,7 @@ class ConsistencyArguments(Arguments):
     runs: list[str] = arg(
         [], "Finished runs, folders of them, or a grid of pgra ablate.", must_be_given=True
     )
-    labeler: list[str] = arg(
-        [],
-        "Finished runs of --num_evidence 0, one for each task; default: the plain runs among "
-        "--runs.",
-    )
+    labeler: list[str] = arg([], "Plain runs, one for each task; default: those among --runs.")
     output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
     plots: bool = arg(True, "Draw them too.", off="Tables only.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")

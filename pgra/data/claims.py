@@ -53,8 +53,7 @@ class ClaimsArguments(Arguments):
     )
     source_share: float = arg(
         1.0,
-        "Share of each split's claims whose sources stay in the corpus; the others, and near "
-        "copies of them, are taken out. Claims are the same for every share.",
+        "Share of claims whose sources stay in the corpus; others, and near copies, are taken out.",
         least=0,
         most=1,
     )

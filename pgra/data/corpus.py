@@ -53,9 +53,8 @@ class CorpusArguments(Arguments):
 
     corpus: str | list[str] = arg(
         ["princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt"],
-        "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv; also .gz or .zst; "
-        ".parquet); hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT, the last two where "
-        "there are several); or bundled:NAME. Several are one corpus, in the order given.",
+        "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv, .parquet; .gz and "
+        ".zst too); hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT); or bundled:NAME.",
         is_common=True,
     )
     corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
@@ -76,8 +75,7 @@ class CorpusArguments(Arguments):
     )
     drop_duplicates: bool = arg(
         True,
-        "Keep only the first of equal passages (their number is reported either way); with "
-        "--corpus_id all are kept, each under its name.",
+        "Keep the first of equal passages; with --corpus_id all are kept, each under its name.",
         off="Keep equal passages.",
     )
 

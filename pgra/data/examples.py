@@ -40,14 +40,12 @@ class DataArguments(Arguments):
     )
     dataset_name: str | None = arg(
         None,
-        "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
-        "default: the task's own.",
+        "Hub id, folder with {train,validation,test}.jsonl, or bundled:NAME; default: the task's.",
         is_common=True,
     )
     train_file: str | None = arg(
         None,
-        "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
-        "dataset_name.",
+        "jsonl, csv or tsv (no quoting) with the task's inputs and 'label'; over dataset_name.",
         is_common=True,
     )
     validation_file: str | None = arg(

@@ -69,10 +69,9 @@ class LookupArguments(Arguments):
 
     lookup: str | None = arg(
         None,
-        "relative-edit (the same question, with a slip or a word more), paraphrase (an encoder: "
-        "also in other words), encoder (its cosine alone), edit (the paper's: distance of "
-        "normalised keys), or gud-ir (the stored feedback nearest to one that a model "
-        "writes); default: the family's (edit for those of configs/memory), else relative-edit.",
+        "relative-edit (the same question, but for a slip or a word more), paraphrase (by an "
+        "encoder, in other words too), encoder (its cosine), edit (the paper's) or gud-ir (by the "
+        "feedback that a model writes); default: the family's, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,

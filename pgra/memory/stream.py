@@ -403,8 +403,7 @@ class StreamArguments(PromptedArguments):
     )
     prefix: str = arg(
         "fixed",
-        "The prompt's examples: fixed (the same for all), or kate (each question's nearest; then "
-        "prompts share nothing, and an LM here reads each whole).",
+        "The prompt's examples: fixed, or kate (each question's nearest: prompts share nothing).",
         choices=("fixed", "kate"),
     )
     prefix_examples: int | None = arg(
@@ -415,8 +414,7 @@ class StreamArguments(PromptedArguments):
     )
     prefix_pool: str | None = arg(
         None,
-        "With kate: a jsonl file of further examples to choose from: question, answer (or answers) "
-        "and perhaps feedback.",
+        "With kate: further examples, a jsonl of question, answer (or answers), perhaps feedback.",
         needs={"prefix": "kate"},
     )
     output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)

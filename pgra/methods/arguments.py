@@ -33,14 +33,11 @@ class RuntimeArguments(Arguments):
 
     method: str = arg(
         "pgra",
-        "What decides labels. Trained readers: pgra (as the arguments say), exhaustive (without a "
-        "first stage), fid (the first stage's best), random (random passages), plain (no "
-        "evidence), rag (each evidence alone, the query encoder trained too), lm-bff (few shots, "
-        "with demonstrations), ralm (a causal LM that reads the evidence in its prompt). Without "
-        "training: icl (a frozen LM with examples drawn once), kate (with each query's "
-        "nearest), knn (nearest training examples), head (a logistic head on a frozen LM's states: "
-        "for few labels). Or a class of your own: module:Class. Each "
-        "has its own arguments: see --method NAME --help.",
+        "What decides. Trained readers: pgra, exhaustive (without a first stage), fid (the first "
+        "stage's best), random (random passages), plain (no evidence), rag (each evidence alone), "
+        "lm-bff (few shots). A frozen LM: ralm (reads the evidence), icl (after examples drawn "
+        "once), kate (after each query's nearest), head (by a logistic head on its states). knn, "
+        "or module:Class. Each has its own arguments: see --method NAME --help.",
         is_common=True,
         group="Method",
     )
@@ -72,9 +69,8 @@ class AnswerArguments(Arguments):
     )
     decide_by: str | None = arg(
         None,
-        "score (the likeliest label word), generation (what the LM writes), or vote (no LM: the "
-        "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
-        "task has no labels or an endpoint scores no words.",
+        "score (the likeliest label word), generation (what the LM writes) or vote (the exemplars'"
+        " majority, no LM); default: score; generation where there are no labels or no scores.",
         choices=("generation", "score", "vote"),
         is_common=True,
     )
@@ -130,15 +126,13 @@ class RalmArguments(Arguments):
 
     reader_lm: str = arg(
         "HuggingFaceTB/SmolLM2-135M",
-        "Reader, any causal LM, which stays as it is: hub id, folder or bundled:NAME. --lm_dtype, "
-        "--lm_device_map and --lm_batch_tokens go for it too.",
+        "Reader, any causal LM: hub id, folder or bundled:NAME; other --lm_ flags are its too.",
         decides=False,
         is_common=True,
     )
     max_reader_tokens: int = arg(
         1024,
-        "Most tokens of a prompt and its answer, at most the LM's window; the worst evidence is "
-        "cut first, the query never.",
+        "Most tokens of prompt and answer; the worst evidence is cut first, the query never.",
         least=8,
     )
 

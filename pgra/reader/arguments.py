@@ -29,8 +29,7 @@ class ReaderArguments(Arguments):
     )
     reader_template: str | None = arg(
         None,
-        "How the reader sees a query; default: the task's. Holds the task's fields, and "
-        "<extra_id_0> where the word goes.",
+        "How it sees a query: the task's fields, <extra_id_0> for the word; default: the task's.",
     )
     segment_order: str = arg(
         "query_first",
@@ -80,15 +79,13 @@ class TrainingArguments(FolderArguments):
 
     learning_rate: float | None = arg(
         None,
-        "Peak learning rate; default: by the reader's width and the number of steps, at most 1e-3 "
-        "(the paper's grid: 1e-5 to 1e-4).",
+        "Peak rate; default: by the reader's width and the steps (the paper's grid: 1e-5 to 1e-4).",
         is_common=True,
         above=0,
     )
     total_train_batch_size: int | None = arg(
         None,
-        "Examples a step, of all devices and accumulated batches together (the paper: 4 or 8); "
-        "default: 8, however many processes there are.",
+        "Examples a step, of all devices and accumulated batches (the paper: 4 or 8); default: 8.",
         least=1,
         is_common=True,
     )
@@ -139,8 +136,7 @@ class TrainingArguments(FolderArguments):
     )
     eval_steps: int = arg(
         500,
-        "Steps between measurements on the dev set (at most max_steps); 0: none, and the last "
-        "weights are kept.",
+        "Steps between measurements on the dev set; 0: none, and the last weights are kept.",
         least=0,
     )
     load_best_model_at_end: bool = arg(
@@ -160,8 +156,7 @@ class TrainingArguments(FolderArguments):
     )
     max_train_minutes: float | None = arg(
         None,
-        "Minutes of training after which it saves and leaves with exit code 124; the same command "
-        "resumes.",
+        "Minutes after which it saves and leaves with exit code 124; the same command resumes.",
         above=0,
         decides=False,
     )

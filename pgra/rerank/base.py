@@ -56,12 +56,10 @@ class RerankArguments(StateArguments):
     similarity: str = arg(
         AUTO,
         "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
-        "whitened_cosine, head (the chance of one label, by a logistic head learnt from the "
-        "training examples), or module:Class: these are fitted to up to 2,000 passages and "
-        "training queries. Without data: calibrated (less the state of texts without content, "
-        "then cosine). auto: head, where each label has 8 training examples beside those in the "
-        "prompt; else whitened_cosine, calibrated with under 32 examples, cosine where each query "
-        "has its own exemplars.",
+        "whitened_cosine, head (the chance of one label, by a logistic head on the training "
+        "examples), calibrated (needs no data) or module:Class. auto: head where each label has 8 "
+        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32; "
+        "cosine where each query has its own exemplars.",
         is_open=True,
         is_common=True,
     )
