@@ -33,7 +33,6 @@ from pgra.core import Json, check_device
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading, show
-from pgra.lm.base import REMOTE
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -129,11 +128,6 @@ def _files_digest(folder: Path, inputs: Inputs) -> str:
 @lru_cache(maxsize=32)
 def _find_on_hub(name: str) -> ModelSource:
     """Find the commit to load, one with safetensors: from the hub, or else from the local cache."""
-    if name.startswith(REMOTE):
-        raise ModelError(
-            f"'{name}' is at an endpoint, which is asked for text alone: name a hub id, a folder "
-            "or bundled:NAME"
-        )
     repo, _, revision = name.partition("@")
     try:
         commit = _ask_hub(repo, revision)

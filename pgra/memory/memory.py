@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.core import Context
+from pgra.core import Context, check_count
 from pgra.errors import DataError
 from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
@@ -162,8 +162,7 @@ class Memory(AbstractContextManager["Memory"]):
         Those that pass the threshold (default: the memory's), nearest first, of equals the newest;
         [] where none does.
         """
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k is {k!r}: give a whole number above 0")
+        check_count("k", k)
         with self._lock:
             found = self.lookup.find(question, k)
         return passing(found, self.threshold if threshold is None else threshold)

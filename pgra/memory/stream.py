@@ -32,7 +32,7 @@ from pgra.config import arg
 from pgra.core import Candidates, Context, Example, Json
 from pgra.data.read import read_table
 from pgra.data.text import LEAK_JACCARD
-from pgra.errors import ConfigError, DataError
+from pgra.errors import DataError
 from pgra.exemplars import SelectionArguments
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
@@ -575,11 +575,6 @@ def choose_examples(
     ]
     exemplars = ExemplarPool(examples, LEAK_JACCARD)
     distinct = exemplars.guard.distinct.tolist()
-    if not 0 < count <= len(distinct):
-        raise ConfigError(
-            f"prefix_examples is {count}, and there are {len(distinct)} different examples to "
-            "choose from: give another number, or more examples with --prefix_pool"
-        )
     similarity = open_similarity(
         SelectionArguments(encoder=lookup.encoder),
         in_key_form(examples),

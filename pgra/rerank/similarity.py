@@ -34,7 +34,7 @@ from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ConfigError
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
-from pgra.rerank.head import affine, column_stats, fit_head
+from pgra.rerank.head import affine, check_labels, column_stats, fit_head
 
 logger = logging.getLogger(__name__)
 
@@ -192,12 +192,7 @@ class LabelHead(Similarity):
                 "similarity 'head' learns labels, and this task has none: use --similarity "
                 "whitened_cosine, or --reranker likelihood"
             )
-        if absent := [label for label in labels if label not in truth]:
-            raise ConfigError(
-                f"similarity 'head' learns each label from training examples beside those in the "
-                f"prompt, and none of {len(truth)} has label {', '.join(map(repr, absent))}: give "
-                "some, or use another --similarity"
-            )
+        check_labels(labels, truth)
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
 
     @classmethod

@@ -144,8 +144,7 @@ class Retriever(ABC):
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's k candidates: (B, k), best first, ties by row, missing = -1.
 
-        Raises:
-            ConfigError: If k exceeds the corpus.
+        k is at most the number of passages: who opens a retriever has checked that.
         """
 
     def prepare(self, examples: Sequence[Example]) -> None:  # noqa: B027 (most need nothing)

@@ -67,7 +67,6 @@ from pgra.retrieval.base import (
     Recipe,
     Retriever,
     RetrieverArguments,
-    check_num_candidates,
     refuse_strangers,
     whole_path,
     write_recipe,
@@ -249,7 +248,6 @@ class Index(Retriever):
         They are cosines with a normalizing encoder. Only an approximate index leaves entries
         missing.
         """
-        check_num_candidates(k, len(self))
         found = Candidates.missing(len(queries), k)
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)

@@ -22,7 +22,7 @@ from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
-from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
+from pgra.retrieval.base import IndexRequest, Retriever
 
 logger = logging.getLogger(__name__)
 
@@ -324,10 +324,9 @@ class RunRetriever(Retriever):
         self,
         scores: Mapping[str, Mapping[int, float]],
         fingerprint: Mapping[str, Json],
-        num_passages: int,
+        inputs: Inputs,
     ) -> None:
-        self.fingerprint = fingerprint
-        self._scores, self._num_passages = scores, num_passages
+        self._scores, self.fingerprint, self.inputs = scores, fingerprint, [inputs]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -363,18 +362,10 @@ class RunRetriever(Retriever):
             "run_queries": file_checksum(queries_path),
             "run_rows": digest(rows),
         }
-        retriever = cls(scores, fingerprint, len(corpus))
-        retriever.inputs = [inputs]
-        return retriever
+        return cls(scores, fingerprint, inputs)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's first k candidates of the run.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
-            DataError: If the run has no candidate of a query.
-        """
-        check_num_candidates(k, self._num_passages)
+        """Return each query's first k candidates of the run; a DataError if it has none of one."""
         found = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
             own = self._scores.get(_key(query))
