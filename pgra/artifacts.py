@@ -325,9 +325,7 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
             )
         manifest = Manifest(**values)
     if stage not in (None, manifest.stage):
-        raise ArtifactError(
-            f"{folder} was made by stage '{manifest.stage}', not by '{stage}': give another folder"
-        )
+        raise ArtifactError(f"{folder} is of stage '{manifest.stage}', not '{stage}': give another")
     return manifest
 
 
@@ -530,8 +528,7 @@ class DatabaseKind:
             if name.startswith(_DAMAGED):
                 raise self.damaged(path, error) from None
             raise ArtifactError(
-                f"{path} cannot be used ({error}): its folder must be writable, its disk needs "
-                "room and file locks, and no other process may hold it for long"
+                f"{path} cannot be used ({error}): see its folder's rights, room and locks"
             ) from None
 
 
@@ -589,8 +586,7 @@ def _check_kind(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
         raise ArtifactError(f"{path} is no {kind.name} of pgra: name another file")
     if version != kind.version:
         raise ArtifactError(
-            f"{path} has format {version}, this pgra reads {kind.version}: use the pgra that made "
-            "it, or name another file"
+            f"{path} has format {version}, this pgra reads {kind.version}: name another file"
         )
     # SQLite reads a table with a flipped letter in its statement as an empty one.
     tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema")}

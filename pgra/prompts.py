@@ -405,8 +405,7 @@ class Verbalizer:
         if decode == "official" and multi:
             if len(multi) == len(words):  # as with ByT5, whose tokens are bytes
                 raise ConfigError(
-                    "decode 'official' writes one token, and all words are more to this reader: "
-                    "use --decode verbalizer"
+                    "decode 'official' is one token, all words are more: use --decode verbalizer"
                 )
             message = "decode 'official' writes one token: these labels can never be right: %s"
             logger.warning(message, ", ".join(multi))

@@ -149,9 +149,7 @@ class Run:
             changes["artifacts_dir"] = str(artifacts_dir)
         args = read_arguments(home, changes)
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
-            raise ArtifactError(
-                f"{home} holds no finished run (no {METRICS_FILE}): run its command again"
-            )
+            raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         return cls(home, args, _context_of(args, context, reranker), True)
 
     @property
@@ -660,9 +658,7 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
     folder = str(args.folder)
     if SEED_FIELD not in folder:
         if (args.folder / IDENTITY_FILE).is_file():
-            raise ArtifactError(
-                f"{folder} is a run itself, and several are asked for: choose another --output_dir"
-            )
+            raise ArtifactError(f"{folder} is one run, not several: choose another --output_dir")
         folder = f"{folder}/seed-{SEED_FIELD}"
     return run_all({seed: variant(args, folder, seed) for seed in seeds}, context)
 

@@ -68,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     grid = read_grid(words[0], demo=how.demo)
     if both := given_names(rest) & {"seed", *grid.axes}:
-        raise ConfigError(
-            f"the grid '{grid.name}' varies {both.pop()}: give --seeds, or a YAML that extends it"
-        )
+        raise ConfigError(f"the grid varies {both.pop()}: give --seeds, or a YAML that extends it")
     if how.tasks and "task" in given_names(rest):
         raise ConfigError("--task and --tasks both name what to run: give one of them")
     context = join_run(rest)

@@ -121,9 +121,7 @@ def _parse(
         every = [*sections.values(), *more]
         known = {field.name for cls in every for field in fields(cls)}
         for name in sorted(() if is_shared else given_names(words) & (set(options) - known)):
-            raise ConfigError(
-                f"--{name} is an argument of {options[name]}: add that, or leave {name} out"
-            )
+            raise ConfigError(f"--{name} is of {options[name]}: add that, or leave {name} out")
         return every
 
     others = {*others, *options}

@@ -326,9 +326,7 @@ def _web(
         import jinja2  # noqa: F401 (the page's)
         import uvicorn
     except ImportError as error:
-        raise ConfigError(
-            f"the page needs {error.name}: pip install 'pgra[web]', or use pgra memory chat"
-        ) from None
+        raise ConfigError(f"the page needs {error.name}: pip install 'pgra[web]'") from None
     with _conversation(where, chat, lookup) as conversation:
         is_local = web.host in _LOOPBACK
         say(f"open http://{web.host}:{web.port}/ in a browser; Ctrl-C ends it")

@@ -95,9 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **about(main),
     )
     if bool(texts.text) == bool(args.file):
-        raise ConfigError(
-            "give either texts (pgra predict 'some text' --run RUN) or --file FILE: one of them"
-        )
+        raise ConfigError("give texts (pgra predict 'a text' --run RUN) or --file FILE, not both")
     quiet_libraries()
     from pgra.runs import Run
 

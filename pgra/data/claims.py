@@ -192,8 +192,7 @@ def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, 
         own = list(islice(claims, size))
         if len(own) < size:
             raise DataError(
-                f"the corpus has too few sentences with one {args.kind} ({len(facts):,}) for "
-                f"{sum(args.sizes.values()):,} claims: give a larger --corpus, or ask for fewer"
+                f"too few sentences have one {args.kind} ({len(facts):,}): ask for fewer claims"
             )
         write_lines(folder / f"{split}.jsonl", own)
         # Of one order the first so many stay: what stays with a smaller share, stays with a larger.

@@ -177,8 +177,7 @@ def find_source(name: str) -> Source:
             found = hf_hub_download(f"{owner}/{repo}", file, repo_type="dataset")
         except read.hub_errors() as error:
             raise DataError(
-                f"cannot find corpus '{name}': there is no such file here, and the hub says: "
-                f"{read.hub_reason(error)}"
+                f"cannot find corpus '{name}' here, and the hub says: {read.hub_reason(error)}"
             ) from None
         return _open_file(Path(found))
     is_file = ":" not in name and read.file_kind(path) in KINDS
@@ -189,10 +188,7 @@ def find_source(name: str) -> Source:
     builder, tables = read.load_data_set(repo, config or None)
     split = split or (next(iter(tables)) if len(tables) == 1 else "train")
     if split not in tables:
-        raise DataError(
-            f"data set '{name}' has no split '{split}' (it has {', '.join(tables)}): name one, as "
-            "OWNER/SET:CONFIG:SPLIT"
-        )
+        raise DataError(f"'{name}' has no split '{split}' (it has {', '.join(tables)}): name one")
     commit = f"{repo}@{builder.hash}/{builder.config.name}/{split}"
     return Source(f"data set '{name}', split '{split}'", "dataset", Path(), tables[split], commit)
 
@@ -354,8 +350,7 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
         raise DataError(f"passage {found.index('')} is blank: leave it out")
     if not is_table and all(map(os.path.isfile, found)):  # none at all, too
         raise ValueError(
-            f"these are no passages but {found[:1] or 'nothing'}: give several files as "
-            "CorpusArguments(corpus=[...])"
+            f"{found[:1] or 'nothing'} is no passage: give CorpusArguments(corpus=[FILE, ...])"
         )
     file = folder / f"passages-{digest(found)[:12]}.jsonl"
     if not file.is_file():

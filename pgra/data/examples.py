@@ -308,8 +308,7 @@ def load_splits(
     seed, validation, test = args.split_seed, args.validation_file, args.test_file
     if validation is not None and (validation == test or not is_trained):
         raise ConfigError(
-            "validation_file chooses a checkpoint, never on the test_file, and not where nothing "
-            "is trained: leave it out"
+            "validation_file chooses a trained checkpoint, never by the test_file: leave it out"
         )
     if query_dataset_name is not None and test is not None:
         raise ConfigError("query_dataset_name and test_file both name queries: leave one out")
@@ -397,9 +396,7 @@ def _hold_out(
     if len(held) > most:
         held = draw.sample(held, most)
     if not held:
-        raise DataError(
-            f"{len(rows)} training rows are too few to hold out a {split} set: give --{split}_file"
-        )
+        raise DataError(f"too few rows ({len(rows)}) to hold out {split}: give --{split}_file")
     chosen = set(held)
     rest = [row for number, row in enumerate(rows) if number not in chosen]
     return [rows[number] for number in sorted(chosen)], rest
@@ -438,8 +435,7 @@ def draw_shots(
     for label, group in groups.items():
         if len(group) < 2 * num_shots:
             raise DataError(
-                f"label '{label}' has {len(group)} training examples, num_shots needs twice its "
-                f"{num_shots} (half to choose a checkpoint on): lower it"
+                f"label '{label}' has {len(group)} training examples, not twice num_shots: lower it"
             )
     return Splits(
         [example for group in groups.values() for example in group[:num_shots]],

@@ -117,10 +117,7 @@ def _adapter_problem(name: str) -> str:
 @lru_cache(maxsize=32)
 def _files_digest(folder: Path, inputs: Inputs) -> str:
     for name, what in find_changes(folder):  # of a model that pgra trained
-        raise ModelError(
-            f"{folder / name} {what}: train it again, or move {folder / CHECKSUMS_FILE} away if "
-            "you changed it yourself"
-        )
+        raise ModelError(f"{folder / name} {what}: train it again, or move {CHECKSUMS_FILE} away")
     paths = [Path(stamp[0]) for stamp in inputs.stamps]
     return digest({path.relative_to(folder).as_posix(): file_checksum(path) for path in paths})[:32]
 
@@ -399,9 +396,7 @@ def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
 
     tokenizer = load_by(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
     if len(tokenizer) < 2:  # transformers 5's answer to files that are named oddly
-        raise ModelError(
-            f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"
-        )
+        raise ModelError(f"the tokenizer of '{source.name}' is empty: it lacks vocabulary files")
     return tokenizer
 
 

@@ -101,9 +101,7 @@ class LookupArguments(Arguments):
 
     def check(self) -> None:
         if self.lookup in _WHOLE and self.key_form == "slotless":
-            raise ConfigError(
-                f"lookup {self.lookup} compares whole questions: use edit, or no --key_form"
-            )
+            raise ConfigError(f"lookup {self.lookup} compares whole questions: leave key_form out")
         if self.lookup == "gud-ir" and self.generator is None:
             raise ConfigError("lookup gud-ir needs --generator FOLDER, of pgra memory train-gud-ir")
 
@@ -122,8 +120,7 @@ class LookupArguments(Arguments):
             threshold = scores.gate
         if threshold is not None and not scores.least <= threshold <= scores.most:
             raise ConfigError(
-                f"threshold is {threshold:g}: scores of {lookup} are from {scores.least:g} to "
-                f"{scores.most:g}"
+                f"threshold is {threshold:g}: scores are from {scores.least:g} to {scores.most:g}"
             )
         return replace(self, lookup=lookup, key_form=form, threshold=threshold)
 

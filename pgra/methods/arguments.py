@@ -290,8 +290,7 @@ class RunArguments:
         named = self.runtime.method
         if named in ("exhaustive", "fid", "rag", "random") and not count:
             raise ConfigError(
-                f"method '{named}' reads evidence: --num_evidence must be at least 1 (a reader "
-                "without any is --method plain)"
+                f"method '{named}' reads evidence: give --num_evidence, or --method plain"
             )
         if count > self.retriever.num_candidates:
             raise ConfigError(

@@ -384,8 +384,7 @@ def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
         if name in given and asked != decided:
             raise ConfigError(
-                f"{name} is {asked}, and method '{method}' is the one with {name} {decided}: leave "
-                "it out, or choose another --method"
+                f"{name} is {asked}, and method '{method}' is the one with {decided}: leave it out"
             )
 
 
@@ -409,9 +408,7 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
         else:
             sections[name] = cls(**{**values[name], **asked})
     if unknown:
-        raise ConfigError(
-            f"{min(unknown)} is not an argument of method '{chosen['method']}': leave it out"
-        )
+        raise ConfigError(f"{min(unknown)} is not of method '{chosen['method']}': leave it out")
     return RunArguments(sections)
 
 

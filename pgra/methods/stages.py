@@ -114,9 +114,7 @@ class Stages(Timed):
             shown = _write_prompt(data, args, context)[0].exemplar_ids
         train = [example for example in data.train if example.id not in shown]
         if not train:
-            raise ConfigError(
-                f"all {len(data.train)} examples stand in the prompt: lower --num_exemplars"
-            )
+            raise ConfigError(f"the prompt has all {len(data.train)} examples: lower num_exemplars")
         set_aside = [example for example in data.train if example.id in shown]
         data = replace(data, train=train, set_aside=set_aside)
         stages = cls(args, context, prompt, data, exemplars=exemplars)

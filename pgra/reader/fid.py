@@ -169,8 +169,7 @@ class FusionReader(ReaderModule):
         config = load_config(source)
         if config.model_type not in ARCHITECTURES:
             raise ModelError(
-                f"reader '{name}' is a {config.model_type}, not a T5: "
-                "give a T5, T5 v1.1, flan-T5, mT5 or ByT5"
+                f"reader '{name}' is a {config.model_type}: give a T5, flan-T5, mT5 or ByT5"
             )
         if config.dense_act_fn == "gelu_new":  # the same function, in one kernel instead of eight
             config.dense_act_fn = "gelu_pytorch_tanh"

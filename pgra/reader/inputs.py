@@ -257,8 +257,7 @@ def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) 
             query = {inputs[0]: query, **dict.fromkeys(inputs[1:], "")}
         if not isinstance(query, Mapping) or {*query} != {*inputs}:
             raise ConfigError(
-                f"query {number} is {query!a}: task '{task}' takes a text, or a mapping of "
-                f"{', '.join(inputs)}"
+                f"query {number} is {query!a}: task '{task}' takes {', '.join(inputs)}"
             )
         for name, text in query.items():
             if not isinstance(text, str) or not is_utf8(text):

@@ -132,9 +132,7 @@ def read_record(folder: Path) -> ReaderRecord:
     with reading(path, DamageError):
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
-            raise ArtifactError(
-                f"{path} has format {values['format']}, and this version of pgra reads {FORMAT}"
-            )
+            raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)
         for name, what in find_damage(home, values["files"]):
@@ -220,8 +218,7 @@ class Reader:
         evidence = evidence or [[] for _ in examples]
         if len(evidence) != len(examples) or any(isinstance(texts, str) for texts in evidence):
             raise ConfigError(
-                f"evidence holds {len(evidence)} items, there are {len(examples)} queries: give "
-                "one list of texts for each"
+                f"evidence holds {len(evidence)} lists for {len(examples)} queries: give one each"
             )
         for text in chain.from_iterable(evidence):
             if not isinstance(text, str) or not is_utf8(text):

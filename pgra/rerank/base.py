@@ -95,9 +95,7 @@ class RerankArguments(StateArguments):
             return
         Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
         if self.similarity not in (AUTO, "cosine", "dot"):  # the others are fitted
-            raise ConfigError(
-                f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"
-            )
+            raise ConfigError(f"exemplars '{self.exemplars}' differ by query: use dot or cosine")
 
     @property
     def per_query(self) -> bool:

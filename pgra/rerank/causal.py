@@ -60,8 +60,7 @@ class CausalReranker(PairReranker):
         ids = [self.call_tokenizer([word])[0]["input_ids"] for word in words]
         if any(len(own) != 1 for own in ids):
             raise ModelError(
-                f"'{self.source.name}' writes one of {', '.join(words)} in several tokens: give "
-                "other --causal_words"
+                f"'{self.source.name}' has several tokens for a word: give other --causal_words"
             )
         self.answers = [own[0] for own in ids]
 

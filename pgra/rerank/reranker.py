@@ -303,9 +303,7 @@ class Reranker(ScoringReranker):
         if not listed:
             return []
         if self._task is None:
-            raise ConfigError(
-                "examples have labels: give task=, such as a pgra.Task, for template="
-            )
+            raise ConfigError("examples have labels: give task=, such as a pgra.Task")
         rows = given if hasattr(given, "features") else listed  # a data set names its classes
         return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 

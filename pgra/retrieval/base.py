@@ -199,9 +199,7 @@ def open_retriever(
 def check_num_candidates(k: int, num_passages: int) -> None:
     """Raise ConfigError if k exceeds the corpus, with both numbers."""
     if k > num_passages:
-        raise ConfigError(
-            f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): lower it"
-        )
+        raise ConfigError(f"num_candidates ({k}) exceeds the corpus ({num_passages}): lower it")
 
 
 _SEED = 0
@@ -256,9 +254,7 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
         if not path.name.startswith(".") and not any(path.match(pattern) for pattern in ours):
-            raise ArtifactError(
-                f"{folder} holds {path.name}, which is not an index's: choose an empty folder"
-            )
+            raise ArtifactError(f"{folder} holds {path.name}, no index's: choose an empty folder")
 
 
 # What an index was asked for, kept in its manifest, so that its folder alone is enough to use it.

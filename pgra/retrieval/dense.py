@@ -109,9 +109,7 @@ class Index(Retriever):
             PgraError: As `find_or_build`, or if the encoder cannot be used.
         """
         if not isinstance(request, IndexRequest):
-            raise ValueError(
-                "Index.build(passages, encoder=...) makes an index, Index.load(folder) opens one"
-            )
+            raise ValueError("Index.build(passages, ...) makes one, Index.load(folder) opens one")
         self.encoder = encoder or Encoder.load(request.args, device=request.context.device)
         built = find_or_build(request, self.encoder)
         self.corpus, self.folder = request.corpus, built.folder.absolute()

@@ -77,7 +77,7 @@ def test_every_retriever_keeps_the_contract(name, world):
     assert {index.num_reused for index in again.built} <= {12}  # built once
     if name != "random":
         assert retriever.retrieve(SENTENCES, 1).rows[:, 0].tolist() == list(range(12))
-    message = r"num_candidates \(13\) exceeds the corpus \(12 passages\): lower it"
+    message = r"num_candidates \(13\) exceeds the corpus \(12\): lower it"
     with pytest.raises(ConfigError, match=message):  # before anything is looked for or built
         world.open(name, num_candidates=13, index_dir="nowhere")
 
@@ -87,7 +87,7 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
     world.open(name)
     (folder,) = world.indexes()
     given = {"index_dir": str(folder)}
-    with pytest.raises(ArtifactError, match=r"by stage '\w+', not by '\w+'"):
+    with pytest.raises(ArtifactError, match=r"of stage '\w+', not '\w+'"):
         world.open({"bm25": "dense", "dense": "bm25"}[name], **given)
     with pytest.raises(ArtifactError, match="none is not finished"):
         world.open(name, index_dir=str(world.root / "none"))
