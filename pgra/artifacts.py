@@ -116,8 +116,7 @@ class Inputs:
             path = Path(stamp[0])
             if not path.exists() or self.of([path]).stamps != (stamp,):
                 raise ArtifactError(
-                    f"{path} changed while it was in use, so what was being made of it is not "
-                    "kept: leave it as it is, and give the command again"
+                    f"{path} changed while it was in use, so nothing of it is kept: run it again"
                 )
 
 
@@ -320,8 +319,7 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             raise ArtifactError(
-                f"{folder} was made by another version of pgra (format {values['format']}, this "
-                f"one reads {FORMAT}): use that version, or build it again in another folder"
+                f"{folder} has format {values['format']}, this pgra reads {FORMAT}: build another"
             )
         manifest = Manifest(**values)
     if stage not in (None, manifest.stage):

@@ -221,8 +221,7 @@ def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> P
     if len(present) > 1 or (not present and split != "validation"):
         found = ", ".join(str(path) for path in present) or "none"
         raise DataError(
-            f"{folder} must hold one file of the {split} split of '{task.name}', {names[0]} or the "
-            f"like, and holds {found}: name one with --{split}_file"
+            f"{folder} holds {found}, not one {names[0]} or the like: give --{split}_file"
         )
     return present[0] if present else None
 

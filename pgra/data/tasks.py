@@ -285,8 +285,7 @@ def check_words(key: str, words: Mapping[str, str]) -> None:
         other = owner.setdefault(word_key(word), label)
         if other != label:
             raise ConfigError(
-                f"{key} has '{words[other]}' for '{other}' and '{word}' for '{label}', one word "
-                "but for case and marks around it: choose another"
+                f"{key}: '{words[other]}' ({other}), '{word}' ({label}) are one word: choose others"
             )
 
 

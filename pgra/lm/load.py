@@ -32,7 +32,7 @@ from pgra.artifacts import (
 from pgra.core import Json, check_device
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
-from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading, show
+from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -137,8 +137,7 @@ def _find_on_hub(name: str) -> ModelSource:
     if cached is None:
         raise ModelError(
             f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
-            "Give a local folder, a hub id that you can reach, or a bundled: name "
-            "(pgra models lists them)."
+            "Give a folder, a hub id, or a bundled: name (pgra models lists them)."
         )
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 
@@ -155,9 +154,8 @@ def _ask_hub(repo: str, revision: str) -> str:
             first = _CONFIG if _CONFIG in files else MODULES
             return Path(hf_hub_download(repo, first, revision=reference)).parent.name
     raise ModelError(
-        f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
-        f"loaded: name a commit or pull request that has them ({repo}@{_PULL_REQUESTS}N), or load "
-        "it once with transformers and write it to a folder with save_pretrained"
+        f"model '{repo}{revision and '@'}{revision}' has no safetensors: name a commit that has "
+        f"them ({repo}@{_PULL_REQUESTS}N), or write it to a folder with save_pretrained"
     )
 
 
@@ -267,8 +265,7 @@ def load_pretrained(
     if missing:
         raise ModelError(
             f"'{source.name}' lacks {len(missing)} weights of a {type(model).__name__}, such as "
-            f"{min(missing)}: they would be random. Save the whole model again with "
-            "save_pretrained, or choose another one"
+            f"{min(missing)}, which would be random: save the whole model again"
         )
     return model
 
@@ -304,8 +301,7 @@ def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
     """Raise ValueError for what is no loaded model of transformers with its tokenizer."""
     if not hasattr(model, "save_pretrained") or not hasattr(tokenizer, "save_pretrained"):
         raise ValueError(
-            f"{what} is a hub id, a folder, bundled:NAME, or a loaded model with its tokenizer, "
-            f"(model, tokenizer); this is of type {type(model).__name__}"
+            f"{what} is a name, or (model, tokenizer) of transformers, not a {type(model).__name__}"
         )
 
 
@@ -354,8 +350,7 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
     number = max(number, 1) if is_share and 0 < float(layer) < 1 else number
     if not 1 <= number <= depth:
         raise ConfigError(
-            f"lm_layer is '{layer}', and '{name}' has {depth} layers: give last, the number of a "
-            "layer (from 1 on), or a share of the depth between 0 and 1, such as 0.6"
+            f"lm_layer is '{layer}', of {depth} in '{name}': give last, a number from 1, or a share"
         )
     if number == depth:
         return None
@@ -381,13 +376,9 @@ def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
 def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
     """Raise ModelError if a tokenizer has ids beyond the embeddings, which would crash on a GPU."""
     rows = getattr(config.get_text_config(), "vocab_size", None)
-    vocabulary = tokenizer.get_vocab()
-    last = max(vocabulary, key=vocabulary.__getitem__)
-    if isinstance(rows, int) and vocabulary[last] >= rows:
-        raise ModelError(
-            f"'{name}': its tokenizer has {vocabulary[last] + 1} tokens, the model {rows}, so that "
-            f"{show(last)} has no embedding: give the model its own tokenizer"
-        )
+    last = max(tokenizer.get_vocab().values())
+    if isinstance(rows, int) and last >= rows:
+        raise ModelError(f"'{name}' has {rows} tokens, its tokenizer {last + 1}: give it its own")
 
 
 def read_tokenizer(source: ModelSource, config: Any = None) -> Any:

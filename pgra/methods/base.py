@@ -90,8 +90,7 @@ class TaskData:
         """Return itself; a ConfigError where answers are written."""
         if isinstance(self.task, GenerationTask):
             raise ConfigError(
-                f"task '{self.task.name}' has no labels, which this method decides: its answers "
-                "are written by kate, plain, fid, random, exhaustive, rag, ralm and pgra"
+                f"task '{self.task.name}' has no labels, which this method needs: try pgra or kate"
             )
         return self
 

@@ -117,8 +117,7 @@ class Asking:
         data = self.method.data
         if len(data.train) < _LEAST:
             raise ConfigError(
-                f"worth asks {_LEAST} training examples or more beside those in the prompt, and "
-                f"there are {len(data.train)}: give more, or choose --reranker and --num_evidence"
+                f"worth asks {_LEAST} training examples or more, not {len(data.train)}: give more"
             )
         drawn = np.random.default_rng(_SEED).permutation(len(data.train))[: how.num_queries]
         self.queries = [data.train[place] for place in sorted(drawn.tolist())]

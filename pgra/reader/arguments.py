@@ -205,8 +205,7 @@ class TrainingArguments(FolderArguments):
         batches = math.floor(rounds) if self.dataloader_drop_last else math.ceil(rounds)
         if batches == 0:
             raise ConfigError(
-                f"per_device_train_batch_size ({held}) times {num_processes} processes exceeds the "
-                f"{num_rows} training examples: lower it"
+                f"a batch of {held} on {num_processes} processes exceeds {num_rows} rows: lower it"
             )
         epoch = math.ceil(batches / self.num_accumulated(num_processes))
         if self.max_steps >= 0:

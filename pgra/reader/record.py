@@ -115,8 +115,7 @@ def find_reader(folder: Path) -> Path:
         if (place / RECORD_FILE).is_file():
             return place
     raise ArtifactError(
-        f"{folder} holds no trained reader ({RECORD_FILE}): some methods train none, and a run "
-        "that was stopped resumes with the same command"
+        f"{folder} holds no trained reader ({RECORD_FILE}): train one, or resume its run"
     )
 
 

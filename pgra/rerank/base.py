@@ -147,8 +147,7 @@ class LikelihoodArguments(_Arguments):
         check_places("likelihood_template", self.likelihood_template)
         if not self.likelihood_template.rstrip().endswith("{query}"):
             raise ConfigError(
-                f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}, "
-                "which the LM scores after all that comes before"
+                f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}"
             )
 
     @property

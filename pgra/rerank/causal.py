@@ -97,7 +97,6 @@ def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
         return template or known[0], list(words or known[1])
     if template is None:
         raise ConfigError(
-            f"causal_reranker '{options.causal_reranker}' has no template that is known here "
-            f"({', '.join(TEMPLATES)} have): give --causal_template, with {{query}} and {{passage}}"
+            f"'{options.causal_reranker}' is none of {', '.join(TEMPLATES)}: give --causal_template"
         )
     return template, list(words or ["yes", "no"])

@@ -36,8 +36,7 @@ class ExhaustiveSearch(Retriever):
         """Open it over a run's reranker; one without states is a ConfigError."""
         if not isinstance(request.reranker, Reranker):
             raise ConfigError(
-                "retriever 'exhaustive' searches by the LM's states under a task's prompt: use it "
-                "with --reranker prompted and one prompt for all queries"
+                "retriever 'exhaustive' needs --reranker prompted and one prompt for all queries"
             )
         return cls(request.reranker)
 

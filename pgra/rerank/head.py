@@ -69,9 +69,8 @@ def check_labels(labels: Sequence[str], given: Sequence[str | None]) -> None:
     """Raise a ConfigError that names a label of which no example is given."""
     if absent := [label for label in labels if label not in given]:
         raise ConfigError(
-            f"a head learns each label from examples beside those in the prompt, and none of "
-            f"{len(given)} has label {', '.join(map(repr, absent))}: give some, or lower "
-            "num_exemplars"
+            f"a head learns each label from examples beside the prompt's, and none of {len(given)} "
+            f"has label {', '.join(map(repr, absent))}: give some, or lower num_exemplars"
         )
 
 

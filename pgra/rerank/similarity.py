@@ -189,8 +189,7 @@ class LabelHead(Similarity):
         labels, truth = list(reference.words), [example.label for example in examples]
         if not labels:
             raise ConfigError(
-                "similarity 'head' learns labels, and this task has none: use --similarity "
-                "whitened_cosine, or --reranker likelihood"
+                "similarity 'head' learns labels, and this task has none: use whitened_cosine"
             )
         check_labels(labels, truth)
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
@@ -311,8 +310,7 @@ class Fitting:
         if self._class.is_fitted and not self._class.content_free:
             if (count := min(len(self._queries), self._num_rows)) < 2:
                 raise ConfigError(
-                    f"similarity '{self.name}' is fitted to passages, and to training queries "
-                    f"beside those in the prompt, and there are {count}: use --similarity dot"
+                    f"similarity '{self.name}' is fitted to queries, and there are {count}: use dot"
                 )
             queries = digest(list(self._queries))
             drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}

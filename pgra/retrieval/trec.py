@@ -89,8 +89,7 @@ def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
     for docno, row in corpus.names():
         if (docno in wanted or row in wanted) and rows.setdefault(docno, row) != row:
             raise DataError(
-                f"two passages are called '{docno}', rows {rows[docno]} and {row}: name another "
-                "field with --corpus_id, or leave it out to call passages by their rows"
+                f"two passages are called '{docno}' (rows {rows[docno]}, {row}): see --corpus_id"
             )
     return rows
 
@@ -346,10 +345,7 @@ class RunRetriever(Retriever):
         docnos = {docno for lines in run.values() for docno in lines}
         rows = find_rows(corpus, docnos)
         if unknown := sorted(docnos - rows.keys()):
-            raise DataError(
-                f"{path}: passage '{unknown[0]}' is not in the corpus: name the field of such "
-                "names with --corpus_id, or raise --max_passages"
-            )
+            raise DataError(f"{path}: passage '{unknown[0]}' is not in the corpus: see --corpus_id")
         scores: dict[str, dict[int, float]] = {}
         for query, text in queries.items():
             own = {rows[docno]: score for docno, score in run.get(query, {}).items()}
