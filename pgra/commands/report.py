@@ -36,8 +36,7 @@ class ReportArguments(Arguments):
     )
     output: list[str] = arg(
         [],
-        "Files to write: tables (.txt, .md, or .csv with all numbers), a figure of one table "
-        "(.png, .svg, .pdf), a page to look through (.html); default: show the tables.",
+        "Files: tables (.txt, .md, .csv), a table's figure (.png, .svg, .pdf) or a page (.html).",
     )
     samples: int | None = arg(
         None,

@@ -35,8 +35,7 @@ class ClaimsArguments(Arguments):
 
     kind: str = arg(
         "year",
-        "What is kept, or changed for another of the corpus: year (by 3 to 17), number (with as "
-        "many digits), or entity (of as many capitalised words).",
+        "What is kept or changed: year (by 3 to 17), number (same digits), entity (capitalised).",
         choices=KINDS,
     )
     output_dir: str = arg(

@@ -73,8 +73,7 @@ class DataArguments(Arguments):
     )
     test_fraction: float | None = arg(
         None,
-        "Share of train held out to report on, the same share of each label; default: 0.2 where "
-        "there is a train_file and neither test_file nor dataset_name, else none.",
+        "Share of train to report on, of each label; default: 0.2 of a train_file without a test.",
         above=0,
         below=1,
     )

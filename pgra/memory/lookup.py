@@ -89,8 +89,7 @@ class LookupArguments(Arguments):
     )
     key_form: str | None = arg(
         None,
-        "What edit and encoder compare of a question: slotless (without <...>), or whole; "
-        "default: slotless for families that ask with <...>, else whole.",
+        "Compare slotless (without <...>) or whole; default: slotless where questions have slots.",
         choices=("slotless", "whole"),
     )
     generator: str | None = arg(

@@ -62,8 +62,7 @@ class AnswerArguments(Arguments):
 
     prompt_format: str | None = arg(
         None,
-        "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
-        "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
+        "task (its template) or kate ('Sentence: ... Label: ...'), the default of written answers.",
         choices=FORMATS,
         is_common=True,
     )
@@ -82,8 +81,7 @@ class AnswerArguments(Arguments):
     chat_template: str = arg("off", "Off, auto or turns: see --method pgra.", choices=CHATS)
     query_dataset_name: str | None = arg(
         None,
-        "Take the test split of another data set for queries: hub id, local folder or "
-        "bundled:NAME (the paper: SST-2 examples, IMDB queries); --test_file names a file.",
+        "Take another data set's test split for queries (the paper: SST-2 examples, IMDB queries).",
     )
 
 
@@ -335,8 +333,9 @@ class RunArguments:
         return int(self[self.home].seed)
 
     def having(self, **sections: Arguments | None) -> "RunArguments":
-        """Return these arguments with other sections."""
-        return RunArguments({**self.sections, **sections})
+        """Return these arguments with other sections; None is left out."""
+        parts = {**self.sections, **sections}
+        return RunArguments({name: part for name, part in parts.items() if part is not None})
 
     def change(self, section: str, **changes: Any) -> "RunArguments":
         """Return these arguments with other values in a section, which are not checked again."""

@@ -80,9 +80,7 @@ def take_evidence(args: RunArguments, changes: Mapping[str, Any]) -> RunArgument
     if rerank.reranker != args.rerank.reranker:
         cls = OPTIONS["reranker"].get(rerank.reranker)
         options = cls() if cls else None
-    sections = {name: part for name, part in args.sections.items() if name != "rerank_options"}
-    given = {"rerank_options": options} if options else {}
-    return RunArguments({**sections, "rerank": rerank, **given})
+    return args.having(rerank=rerank, rerank_options=options)
 
 
 class Asking:

@@ -24,8 +24,7 @@ class ReaderArguments(Arguments):
     )
     same_train: bool = arg(
         False,
-        "Of a method without an LM's prompt (plain, fid, random, rag, knn): leave out of training "
-        "what that prompt would show, so that it trains on what --method pgra trains on.",
+        "Leave out of training what PGRA's prompt would show, so that both train on the same.",
     )
     reader_template: str | None = arg(
         None,
@@ -111,8 +110,7 @@ class TrainingArguments(FolderArguments):
     )
     bf16: bool | None = arg(
         None,
-        "Train and decide in bfloat16 with float32 weights (autocast): the default on a GPU that "
-        "has it, possible on a CPU. --no_bf16: in float32.",
+        "Multiply in bfloat16, with float32 weights: the default on a GPU that has it; --no_bf16.",
         is_common=True,
     )
     lr_scheduler_type: str = arg(

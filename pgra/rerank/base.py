@@ -65,8 +65,7 @@ class RerankArguments(StateArguments):
     )
     topic_weight: float | None = arg(
         None,
-        "Weight of the first stage's scores beside the second's, both standardised by query; "
-        "default: 1 where auto takes head, else 0.",
+        "Weight of the first stage's scores beside the second's; default: 1 where auto takes head.",
         least=0,
         below=math.inf,
     )
@@ -75,9 +74,8 @@ class RerankArguments(StateArguments):
     )
     exemplars: str = arg(
         "balanced",
-        "How they are chosen: random, balanced, official (first in the file, capped a class), "
-        "fixed (the first ones); for each query, whose candidates the LM reads anew: knn (KATE: "
-        "its nearest, by --neighbor_encoder) or module:Class.",
+        "random, balanced, official (as PGRA's code), fixed (the first); or for each query anew: "
+        "knn (KATE: its nearest, by --neighbor_encoder) or module:Class.",
         choices=SELECTORS,
         is_open="selector",
     )
@@ -165,8 +163,7 @@ class CausalRerankerArguments(_Arguments):
 
     causal_reranker: str = arg(
         "Qwen/Qwen3-Reranker-0.6B",
-        "Causal LM that was trained for it: hub id or folder; Qwen3-Reranker, mxbai-rerank-v2 and "
-        "bge-reranker-v2-gemma are asked by their published templates.",
+        "A causal LM: Qwen3-Reranker, mxbai-rerank-v2, bge-reranker-v2-gemma, or with a template.",
         is_common=True,
     )
     causal_template: str | None = arg(
