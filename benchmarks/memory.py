@@ -39,7 +39,6 @@ QUESTIONS = Path(__file__).parent / "questions.tsv"
 GATES = {
     "edit": (-5.0,),
     "relative-edit": (0.9, 0.8),
-    "bm25": (1.0, 3.0, 6.0),
     "encoder": (0.9, 0.8, 0.7, 0.6),
     "paraphrase": (0.7, 0.65, 0.6),
 }

@@ -116,8 +116,7 @@ class Inputs:
             path = Path(stamp[0])
             if not path.exists() or self.of([path]).stamps != (stamp,):
                 raise ArtifactError(
-                    f"{path} changed while it was in use, so what was being made of it is not "
-                    "kept: leave it as it is, and give the command again"
+                    f"{path} changed while it was in use, so nothing of it is kept: run it again"
                 )
 
 
@@ -320,14 +319,11 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             raise ArtifactError(
-                f"{folder} was made by another version of pgra (format {values['format']}, this "
-                f"one reads {FORMAT}): use that version, or build it again in another folder"
+                f"{folder} has format {values['format']}, this pgra reads {FORMAT}: build another"
             )
         manifest = Manifest(**values)
     if stage not in (None, manifest.stage):
-        raise ArtifactError(
-            f"{folder} was made by stage '{manifest.stage}', not by '{stage}': give another folder"
-        )
+        raise ArtifactError(f"{folder} is of stage '{manifest.stage}', not '{stage}': give another")
     return manifest
 
 
@@ -530,8 +526,7 @@ class DatabaseKind:
             if name.startswith(_DAMAGED):
                 raise self.damaged(path, error) from None
             raise ArtifactError(
-                f"{path} cannot be used ({error}): its folder must be writable, its disk needs "
-                "room and file locks, and no other process may hold it for long"
+                f"{path} cannot be used ({error}): see its folder's rights, room and locks"
             ) from None
 
 
@@ -589,8 +584,7 @@ def _check_kind(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
         raise ArtifactError(f"{path} is no {kind.name} of pgra: name another file")
     if version != kind.version:
         raise ArtifactError(
-            f"{path} has format {version}, this pgra reads {kind.version}: use the pgra that made "
-            "it, or name another file"
+            f"{path} has format {version}, this pgra reads {kind.version}: name another file"
         )
     # SQLite reads a table with a flipped letter in its statement as an empty one.
     tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema")}

@@ -165,6 +165,4 @@ def check_alone(command: str) -> None:
     """Raise a ConfigError in one of several processes: each would do all of the work."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1:
-        raise ConfigError(
-            f"{command} runs in one process, and there are {count}: start it without accelerate"
-        )
+        raise ConfigError(f"{command} runs in one process, not {count}: start it alone")

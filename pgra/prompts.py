@@ -218,8 +218,7 @@ def answer_words(words: Mapping[str, str]) -> list[str]:
         for other, longer in words.items():
             if label != other and longer.startswith(mine):
                 raise ConfigError(
-                    f"prompt word '{mine}' ({label}) begins '{longer}' ({other}), so it would "
-                    "always win: choose another in the task's prompt_words"
+                    f"prompt word '{mine}' ({label}) begins '{longer}' ({other}): choose another"
                 )
     return [f" {word}" for word in words.values()]
 
@@ -290,9 +289,8 @@ def fit_prompts(
         (long,) = np.nonzero(lengths > room)
         if len(long):
             raise DataError(
-                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, and "
-                f"the LM reads {window}, {num_new_tokens} of them its answer: leave it out, "
-                "or use an LM with a longer window"
+                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, of "
+                f"{window}, {num_new_tokens} of them its answer: leave it out, or use another LM"
             )
     while (low < high).any():
         (open_,) = np.nonzero(low < high)
@@ -303,8 +301,7 @@ def fit_prompts(
         high[open_[~fits]] = middle[~fits] - 1
     if len(most) and most.min() > 0 and low.max() == 0:
         raise ConfigError(
-            f"the LM reads {window} tokens, {num_new_tokens} of them its answer, and no "
-            f"query has room for one {unit}: use an LM with a longer window, or none of them"
+            f"the LM reads {window} tokens, and no query has room for one {unit}: use none of them"
         )
     return Fit(low, most - low, lengths)
 
@@ -405,8 +402,7 @@ class Verbalizer:
         if decode == "official" and multi:
             if len(multi) == len(words):  # as with ByT5, whose tokens are bytes
                 raise ConfigError(
-                    "decode 'official' writes one token, and all words are more to this reader: "
-                    "use --decode verbalizer"
+                    "decode 'official' is one token, all words are more: use --decode verbalizer"
                 )
             message = "decode 'official' writes one token: these labels can never be right: %s"
             logger.warning(message, ", ".join(multi))

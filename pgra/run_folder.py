@@ -185,8 +185,7 @@ def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
         commit = api.upload_folder(repo_id=repo, folder_path=copy.path, commit_message=message)
     except hub_errors(ValueError) as error:
         raise ConfigError(
-            f"cannot push {run} to '{repo}': the hub says: {hub_reason(error)} Check that the id "
-            "is OWNER/NAME and that you are logged in (hf auth login, or HF_TOKEN) and may write "
-            "there"
+            f"cannot push {run} to '{repo}': the hub says: {hub_reason(error)} Is the id "
+            "OWNER/NAME, are you logged in (hf auth login, or HF_TOKEN), and may you write there?"
         ) from None
     return str(commit.commit_url)

@@ -14,8 +14,8 @@ Python in memory becomes files of ARTIFACTS/given, since a run reads them again 
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,14 +36,7 @@ from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.methods.arguments import RunArguments, WorthArguments
-from pgra.methods.base import (
-    Decisions,
-    Method,
-    arguments_from,
-    arguments_of,
-    find_method,
-    open_method,
-)
+from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
 from pgra.methods.worth import measure_worth, take_evidence
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
@@ -54,6 +47,7 @@ from pgra.report.results import (
     DECIDING_FILES,
     METRICS_FILE,
     PREDICTIONS_FILE,
+    Decisions,
     EvidenceLine,
     read_lines,
     read_metrics,
@@ -155,9 +149,7 @@ class Run:
             changes["artifacts_dir"] = str(artifacts_dir)
         args = read_arguments(home, changes)
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
-            raise ArtifactError(
-                f"{home} holds no finished run (no {METRICS_FILE}): run its command again"
-            )
+            raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         return cls(home, args, _context_of(args, context, reranker), True)
 
     @property
@@ -501,14 +493,9 @@ def identity(method: Method) -> dict[str, Json]:
     }
 
 
-@contextmanager
-def lock_run(folder: Path, context: Context) -> Iterator[None]:
+def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
     """Hold the folder of a run, or of several, in the main process; an ArtifactError if in use."""
-    if not context.is_main:
-        yield
-        return
-    with lock_folder(folder):
-        yield
+    return lock_folder(folder) if context.is_main else nullcontext()
 
 
 def measure_run(
@@ -536,17 +523,8 @@ def measure_run(
         **decided.metrics,
     }
     if method.context.is_main:
-        write_results(
-            folder,
-            about,
-            method.data.labels,
-            method.data.examples(split),
-            decided.predictions,
-            decided.evidence,
-            more=decided.details,
-            values=decided.values,
-            interval=decided.interval,
-        )
+        examples = method.data.examples(split)
+        write_results(folder, about, method.data.labels, examples, decided)
     method.context.barrier()
 
 
@@ -680,9 +658,7 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
     folder = str(args.folder)
     if SEED_FIELD not in folder:
         if (args.folder / IDENTITY_FILE).is_file():
-            raise ArtifactError(
-                f"{folder} is a run itself, and several are asked for: choose another --output_dir"
-            )
+            raise ArtifactError(f"{folder} is one run, not several: choose another --output_dir")
         folder = f"{folder}/seed-{SEED_FIELD}"
     return run_all({seed: variant(args, folder, seed) for seed in seeds}, context)
 

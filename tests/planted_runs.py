@@ -4,7 +4,7 @@ import numpy as np
 
 from pgra.artifacts import write_json
 from pgra.core import Example, Prediction
-from pgra.report.results import EvidenceLine, write_results
+from pgra.report.results import Decisions, EvidenceLine, write_results
 
 NAMES = ("bad", "good")
 
@@ -66,7 +66,7 @@ def plant(
     for section, changes in (arguments or {}).items():
         values[section] = {**values.get(section, {}), **changes}
     write_json(folder / "arguments.json", values)
-    write_results(folder, about, names, examples, predictions, lines)
+    write_results(folder, about, names, examples, Decisions(predictions, lines))
     return folder
 
 

@@ -42,9 +42,7 @@ class GridArguments(SeriesArguments):
     dry_run: bool = arg(False, "List the runs, and run nothing.")
     tasks: list[str] | None = arg(None, "Tasks, each with all points; default: the YAML's.")
     drop_readers: bool = arg(
-        False,
-        "Delete the reader and the checkpoints of each run once it is measured, but for plain "
-        "ones; its predictions and metrics stay, and the grid continues.",
+        False, "Delete a run's reader and checkpoints once it is measured, but for plain ones."
     )
     output_dir: str | None = arg(None, "The grid's folder; default: runs/ablate-NAME.")
 
@@ -82,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     grid = read_grid(words[0], demo=how.demo)
     if both := given_names(rest) & {"seed", *grid.axes}:
-        raise ConfigError(
-            f"the grid '{grid.name}' varies {both.pop()}: give --seeds, or a YAML that extends it"
-        )
+        raise ConfigError(f"the grid varies {both.pop()}: give --seeds, or a YAML that extends it")
     if how.tasks and "task" in given_names(rest):
         raise ConfigError("--task and --tasks both name what to run: give one of them")
     context = join_run(rest)

@@ -36,8 +36,7 @@ class SeriesArguments(Arguments):
 
     seeds: list[int] | None = arg(
         None,
-        "Run once with each of these seeds, such as 0 1 2: of the reader (example order, "
-        "dropout), or of the exemplars. Mean and spread are shown; over --seed.",
+        "Run once with each of these seeds, such as 0 1 2; mean and spread are shown; over --seed.",
         decides=False,
         is_common=True,
         least=0,
@@ -131,9 +130,7 @@ def _parse(
         every = [*sections.values(), *more]
         known = {field.name for cls in every for field in fields(cls)}
         for name in sorted(() if is_shared else given_names(words) & (set(options) - known)):
-            raise ConfigError(
-                f"--{name} is an argument of {options[name]}: add that, or leave {name} out"
-            )
+            raise ConfigError(f"--{name} is of {options[name]}: add that, or leave {name} out")
         return every
 
     others = {*others, *options}

@@ -65,9 +65,7 @@ class MemoryArguments(Arguments):
 
     memory: str = arg("memory.sqlite", "The memory's file; add, import, chat and web make it.")
     user: str = arg(
-        "",
-        "Whose entries: a user's, a group's or a project's. What is added is found for this user's "
-        "questions alone, beside what all share. Default: everyone's; what is added is for all.",
+        "", "A user's: what is added is found for their questions alone, beside what all share."
     )
 
     def open(self, *, create: bool = False) -> Memory:

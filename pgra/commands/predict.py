@@ -55,8 +55,7 @@ class PredictArguments(Arguments):
 
     run: str = arg(
         "",
-        "Folder of a finished run; of a trained reader also its reader/, or the hub id that it was "
-        "pushed to.",
+        "Folder of a finished run, or of its reader; or the hub id that it was pushed to.",
         must_be_given=True,
     )
     file: str | None = arg(
@@ -96,9 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **about(main),
     )
     if bool(texts.text) == bool(args.file):
-        raise ConfigError(
-            "give either texts (pgra predict 'some text' --run RUN) or --file FILE: one of them"
-        )
+        raise ConfigError("give texts (pgra predict 'a text' --run RUN) or --file FILE, not both")
     quiet_libraries()
     from pgra.runs import Run
 

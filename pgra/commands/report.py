@@ -36,13 +36,11 @@ class ReportArguments(Arguments):
     )
     output: list[str] = arg(
         [],
-        "Files to write: tables (.txt, .md, or .csv with all numbers), a figure of one table "
-        "(.png, .svg, .pdf), a page to look through (.html); default: show the tables.",
+        "Files: tables (.txt, .md, .csv), a table's figure (.png, .svg, .pdf) or a page (.html).",
     )
     samples: int | None = arg(
         None,
-        "Show this many queries instead: what each run put before them, exemplars or evidence, and "
-        "what it said; those on which the runs differ come first.",
+        "Show this many queries with what each run read and said; those that differ come first.",
         least=1,
     )
 
@@ -191,11 +189,7 @@ class ConsistencyArguments(Arguments):
     runs: list[str] = arg(
         [], "Finished runs, folders of them, or a grid of pgra ablate.", must_be_given=True
     )
-    labeler: list[str] = arg(
-        [],
-        "Finished runs of --num_evidence 0, one for each task; default: the plain runs among "
-        "--runs.",
-    )
+    labeler: list[str] = arg([], "Plain runs, one for each task; default: those among --runs.")
     output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
     plots: bool = arg(True, "Draw them too.", off="Tables only.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")

@@ -145,9 +145,7 @@ class EvaluateArguments(Arguments):
     def check(self) -> None:
         elsewhere = self.test_file or self.decode or self.split == "dev"
         if elsewhere and self.output_dir is None:
-            raise ConfigError(
-                "the run's folder keeps the results of its own test set: give --output_dir"
-            )
+            raise ConfigError("the run's folder has its own test set's results: give --output_dir")
 
 
 def evaluate(argv: Sequence[str] | None = None) -> int:

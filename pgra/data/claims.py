@@ -35,8 +35,7 @@ class ClaimsArguments(Arguments):
 
     kind: str = arg(
         "year",
-        "What is kept, or changed for another of the corpus: year (by 3 to 17), number (with as "
-        "many digits), or entity (of as many capitalised words).",
+        "What is kept or changed: year (by 3 to 17), number (same digits), entity (capitalised).",
         choices=KINDS,
     )
     output_dir: str = arg(
@@ -53,8 +52,7 @@ class ClaimsArguments(Arguments):
     )
     source_share: float = arg(
         1.0,
-        "Share of each split's claims whose sources stay in the corpus; the others, and near "
-        "copies of them, are taken out. Claims are the same for every share.",
+        "Share of claims whose sources stay in the corpus; others, and near copies, are taken out.",
         least=0,
         most=1,
     )
@@ -193,8 +191,7 @@ def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, 
         own = list(islice(claims, size))
         if len(own) < size:
             raise DataError(
-                f"the corpus has too few sentences with one {args.kind} ({len(facts):,}) for "
-                f"{sum(args.sizes.values()):,} claims: give a larger --corpus, or ask for fewer"
+                f"too few sentences have one {args.kind} ({len(facts):,}): ask for fewer claims"
             )
         write_lines(folder / f"{split}.jsonl", own)
         # Of one order the first so many stay: what stays with a smaller share, stays with a larger.

@@ -52,9 +52,8 @@ class CorpusArguments(Arguments):
 
     corpus: str | list[str] = arg(
         ["princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt"],
-        "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv; also .gz or .zst; "
-        ".parquet); hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT, the last two where "
-        "there are several); or bundled:NAME. Several are one corpus, in the order given.",
+        "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv, .parquet; .gz and "
+        ".zst too); hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT); or bundled:NAME.",
         is_common=True,
     )
     corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
@@ -75,8 +74,7 @@ class CorpusArguments(Arguments):
     )
     drop_duplicates: bool = arg(
         True,
-        "Keep only the first of equal passages (their number is reported either way); with "
-        "--corpus_id all are kept, each under its name.",
+        "Keep the first of equal passages; with --corpus_id all are kept, each under its name.",
         off="Keep equal passages.",
     )
 
@@ -180,8 +178,7 @@ def find_source(name: str) -> Source:
             found = hf_hub_download(f"{owner}/{repo}", file, repo_type="dataset")
         except read.hub_errors() as error:
             raise DataError(
-                f"cannot find corpus '{name}': there is no such file here, and the hub says: "
-                f"{read.hub_reason(error)}"
+                f"cannot find corpus '{name}' here, and the hub says: {read.hub_reason(error)}"
             ) from None
         return _open_file(Path(found))
     is_file = ":" not in name and read.file_kind(path) in KINDS
@@ -192,10 +189,7 @@ def find_source(name: str) -> Source:
     builder, tables = read.load_data_set(repo, config or None)
     split = split or (next(iter(tables)) if len(tables) == 1 else "train")
     if split not in tables:
-        raise DataError(
-            f"data set '{name}' has no split '{split}' (it has {', '.join(tables)}): name one, as "
-            "OWNER/SET:CONFIG:SPLIT"
-        )
+        raise DataError(f"'{name}' has no split '{split}' (it has {', '.join(tables)}): name one")
     commit = f"{repo}@{builder.hash}/{builder.config.name}/{split}"
     return Source(f"data set '{name}', split '{split}'", "dataset", Path(), tables[split], commit)
 
@@ -357,8 +351,7 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
         raise DataError(f"passage {found.index('')} is blank: leave it out")
     if not is_table and all(map(os.path.isfile, found)):  # none at all, too
         raise ValueError(
-            f"these are no passages but {found[:1] or 'nothing'}: give several files as "
-            "CorpusArguments(corpus=[...])"
+            f"{found[:1] or 'nothing'} is no passage: give CorpusArguments(corpus=[FILE, ...])"
         )
     file = folder / f"passages-{digest(found)[:12]}.jsonl"
     if not file.is_file():

@@ -40,14 +40,12 @@ class DataArguments(Arguments):
     )
     dataset_name: str | None = arg(
         None,
-        "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
-        "default: the task's own.",
+        "Hub id, folder with {train,validation,test}.jsonl, or bundled:NAME; default: the task's.",
         is_common=True,
     )
     train_file: str | None = arg(
         None,
-        "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
-        "dataset_name.",
+        "jsonl, csv or tsv (no quoting) with the task's inputs and 'label'; over dataset_name.",
         is_common=True,
     )
     validation_file: str | None = arg(
@@ -75,8 +73,7 @@ class DataArguments(Arguments):
     )
     test_fraction: float | None = arg(
         None,
-        "Share of train held out to report on, the same share of each label; default: 0.2 where "
-        "there is a train_file and neither test_file nor dataset_name, else none.",
+        "Share of train to report on, of each label; default: 0.2 of a train_file without a test.",
         above=0,
         below=1,
     )
@@ -223,8 +220,7 @@ def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> P
     if len(present) > 1 or (not present and split != "validation"):
         found = ", ".join(str(path) for path in present) or "none"
         raise DataError(
-            f"{folder} must hold one file of the {split} split of '{task.name}', {names[0]} or the "
-            f"like, and holds {found}: name one with --{split}_file"
+            f"{folder} holds {found}, not one {names[0]} or the like: give --{split}_file"
         )
     return present[0] if present else None
 
@@ -310,8 +306,7 @@ def load_splits(
     seed, validation, test = args.split_seed, args.validation_file, args.test_file
     if validation is not None and (validation == test or not is_trained):
         raise ConfigError(
-            "validation_file chooses a checkpoint, never on the test_file, and not where nothing "
-            "is trained: leave it out"
+            "validation_file chooses a trained checkpoint, never by the test_file: leave it out"
         )
     if query_dataset_name is not None and test is not None:
         raise ConfigError("query_dataset_name and test_file both name queries: leave one out")
@@ -399,9 +394,7 @@ def _hold_out(
     if len(held) > most:
         held = draw.sample(held, most)
     if not held:
-        raise DataError(
-            f"{len(rows)} training rows are too few to hold out a {split} set: give --{split}_file"
-        )
+        raise DataError(f"too few rows ({len(rows)}) to hold out {split}: give --{split}_file")
     chosen = set(held)
     rest = [row for number, row in enumerate(rows) if number not in chosen]
     return [rows[number] for number in sorted(chosen)], rest
@@ -440,8 +433,7 @@ def draw_shots(
     for label, group in groups.items():
         if len(group) < 2 * num_shots:
             raise DataError(
-                f"label '{label}' has {len(group)} training examples, num_shots needs twice its "
-                f"{num_shots} (half to choose a checkpoint on): lower it"
+                f"label '{label}' has {len(group)} training examples, not twice num_shots: lower it"
             )
     return Splits(
         [example for group in groups.values() for example in group[:num_shots]],

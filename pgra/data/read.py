@@ -102,9 +102,7 @@ def read_lines(path: Path) -> Iterator[str]:
             try:
                 yield data.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: {error}; convert it (iconv -f ENCODING -t UTF-8)"
-                ) from None
+                raise DataError(f"{path}, line {number}: {error}; convert it to UTF-8") from None
 
 
 def _open_bytes(path: Path) -> BinaryIO:
@@ -154,9 +152,7 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
         for values in rows:
             place = f"{path}, line {rows.line_num}"
             if None in values or None in values.values():
-                raise DataError(
-                    f"{place}: other than {len(header)} cells under the header {', '.join(header)}"
-                )
+                raise DataError(f"{place}: not {len(header)} cells as in {', '.join(header)}")
             if kind == "tsv" and any(_QUOTED.fullmatch(cell.strip()) for cell in values.values()):
                 raise DataError(f"{place}: a cell is quoted, as no tsv's is: save the file as csv")
             yield Record(rows.line_num, values, place)

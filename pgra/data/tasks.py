@@ -182,9 +182,7 @@ class Task(_Sourced):
         if self.reader_template:
             check_slots("reader_template", self.reader_template, self.inputs)
         if self.inputs[0] not in check_slots("prompt", self.prompt, self.inputs):
-            raise ConfigError(
-                f"prompt does not hold {{{self.inputs[0]}}}, the first input, which a passage fills"
-            )
+            raise ConfigError(f"prompt lacks {{{self.inputs[0]}}}, which a passage fills")
         words = self.prompt_words or {label: label for label in self.labels}
         object.__setattr__(self, "prompt_words", self._words("prompt_words", words))
         if self.verbalizer:
@@ -206,9 +204,7 @@ class Task(_Sourced):
 
     def _check_has(self, key: str) -> None:
         if not getattr(self, key):
-            raise ConfigError(
-                f"task '{self.name}' has no {key}, which a trained reader needs: add it to its YAML"
-            )
+            raise ConfigError(f"task '{self.name}' has no {key}, which a reader needs: add it")
 
     def _words(self, key: str, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the words in the order of labels."""
@@ -289,8 +285,7 @@ def check_words(key: str, words: Mapping[str, str]) -> None:
         other = owner.setdefault(word_key(word), label)
         if other != label:
             raise ConfigError(
-                f"{key} has '{words[other]}' for '{other}' and '{word}' for '{label}', one word "
-                "but for case and marks around it: choose another"
+                f"{key}: '{words[other]}' ({other}), '{word}' ({label}) are one word: choose others"
             )
 
 

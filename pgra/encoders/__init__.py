@@ -25,14 +25,12 @@ class EncoderArguments(Arguments):
     )
     max_encoder_tokens: int | None = arg(
         None,
-        "Tokens of a text that the encoder reads; default: what a sentence-transformers model "
-        "says, else 128.",
+        "Tokens of a text that it reads; default: as a sentence-transformers model says, else 128.",
         least=4,
     )
     query_prompt: str | None = arg(
         None,
-        "What the encoder reads before each query, such as 'query: ' for E5 (an exemplar is a "
-        "query too); default: what a sentence-transformers model says, else nothing.",
+        "What it reads before each query, such as 'query: ' for E5; default: as the model says.",
     )
     encoder_dtype: str = arg(
         "auto",

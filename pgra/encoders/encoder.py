@@ -118,9 +118,7 @@ def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bar
     """Return the tokens that are read of a text: as asked, or as many as the model says it can."""
     window = _count_positions(model[0].model)
     if asked is not None and asked > (window or asked):
-        raise ConfigError(
-            f"max_encoder_tokens is {asked}, but '{source.name}' reads at most {window}: lower it"
-        )
+        raise ConfigError(f"max_encoder_tokens is {asked}: '{source.name}' reads at most {window}")
     own = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
     length = asked or min(own or _NO_LENGTH, window or _NO_LENGTH)
     return int(length) if length < _NO_LENGTH else DEFAULT_MAX_TOKENS

@@ -41,9 +41,8 @@ class SelectionArguments(EncoderArguments):
 
     exemplars: str = arg(
         "knn",
-        "knn (KATE: the query's nearest), random, balanced (the labels in turn), official (the "
-        "first in the file under a cap a label, as PGRA's code), fixed (the first), or "
-        "module:Class.",
+        "knn (KATE: the query's nearest), random, balanced (the labels in turn), official (as "
+        "PGRA's code), fixed (the first), or module:Class.",
         choices=SELECTORS,
         is_open="selector",
         is_common=True,
@@ -82,8 +81,7 @@ class SelectionArguments(EncoderArguments):
     )
     leak_jaccard: float = arg(
         LEAK_JACCARD,
-        "Share of common words from which on an example is nearly the query's own text, and is "
-        "not shown with it.",
+        "Share of common words from which on an example is nearly the query, and is not shown.",
         above=0,
         most=1,
     )

@@ -213,8 +213,7 @@ class Selector:
         size, copies = len(pool.guard.distinct), pool.guard.num_copies
         if size < self.count:
             raise ConfigError(
-                f"num_exemplars is {self.count}, but the pool holds only {size} examples and "
-                f"{copies} copies of them: ask for fewer, or give more training examples"
+                f"num_exemplars is {self.count}, the pool has {size} and {copies} copies: lower it"
             )
 
     @property

@@ -272,8 +272,7 @@ def build_prompt(
         return FewShotPrompt(template)
     if len(examples) < num_exemplars:
         raise ConfigError(
-            f"num_exemplars is {num_exemplars}, but there are only {len(examples)} training "
-            "examples: ask for fewer"
+            f"num_exemplars is {num_exemplars}, of {len(examples)} training examples: lower it"
         )
     rows = range(len(examples))
     groups = group_rows(rows, [e.label for e in examples], list(words))

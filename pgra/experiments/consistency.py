@@ -250,10 +250,7 @@ def open_labeler(folder: Path) -> Labeler:
     """
     record = read_record(folder)
     if record.num_evidence:
-        raise ConfigError(
-            f"{folder} reads evidence, and pseudo-labels come from a plain reader: give a run of "
-            "pgra train --num_evidence 0"
-        )
+        raise ConfigError(f"{folder} reads evidence: give a run of pgra train --num_evidence 0")
     return Labeler(find_reader(folder), record)
 
 
@@ -398,8 +395,7 @@ def _choose_labelers(
             known[task] = open_labeler(min(plain_runs, key=lambda run: run.seed).folder)
         if task not in known:
             raise ConfigError(
-                f"no labeler is of task '{task}': give a finished run of pgra train --task {task} "
-                "--num_evidence 0 with --labeler, or put it among the runs"
+                f"no labeler is of task '{task}': give its run of --num_evidence 0 by --labeler"
             )
         labeler = chosen[task] = known[task]
         if run.labels != {*labeler.record.labels}:

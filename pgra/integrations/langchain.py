@@ -12,9 +12,7 @@ try:
     from langchain_core.example_selectors import BaseExampleSelector
     from pydantic import ConfigDict, Field
 except ImportError:
-    raise ImportError(
-        "pgra.integrations.langchain needs langchain-core: pip install '.[integrations]'"
-    ) from None
+    raise ImportError("this needs langchain-core: pip install '.[integrations]'") from None
 
 
 class PgraReranker(BaseDocumentCompressor):

@@ -9,9 +9,7 @@ try:
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 except ImportError:
-    raise ImportError(
-        "pgra.integrations.llama_index needs llama-index-core: pip install '.[integrations]'"
-    ) from None
+    raise ImportError("this needs llama-index-core: pip install '.[integrations]'") from None
 
 
 class PgraRerank(BaseNodePostprocessor):

@@ -30,8 +30,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
         return CachedLM(lm, answers, context)
     if context.worker.world > 1:
         raise ConfigError(
-            f"--lm {args.lm} is at an endpoint, which one process asks: start it alone, with "
-            "--max_parallel_calls"
+            f"--lm {args.lm} is at an endpoint: start one process, with --max_parallel_calls"
         )
     from pgra.lm.remote import RemoteLM
 

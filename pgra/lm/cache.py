@@ -177,7 +177,6 @@ class CachedLM:
             known |= self._answers.find(wanted)
             if not known.keys() >= {*wanted}:
                 raise ArtifactError(
-                    f"{self._answers.path} lacks answers of other processes: all of them must see "
-                    "one --artifacts_dir"
+                    f"{self._answers.path} lacks others' answers: share one --artifacts_dir"
                 )
         return [[known[key] for key in keys[prompt]] for prompt in prompts]

@@ -32,8 +32,7 @@ from pgra.artifacts import (
 from pgra.core import Json, check_device
 from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
-from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading, show
-from pgra.lm.base import REMOTE
+from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -118,10 +117,7 @@ def _adapter_problem(name: str) -> str:
 @lru_cache(maxsize=32)
 def _files_digest(folder: Path, inputs: Inputs) -> str:
     for name, what in find_changes(folder):  # of a model that pgra trained
-        raise ModelError(
-            f"{folder / name} {what}: train it again, or move {folder / CHECKSUMS_FILE} away if "
-            "you changed it yourself"
-        )
+        raise ModelError(f"{folder / name} {what}: train it again, or move {CHECKSUMS_FILE} away")
     paths = [Path(stamp[0]) for stamp in inputs.stamps]
     return digest({path.relative_to(folder).as_posix(): file_checksum(path) for path in paths})[:32]
 
@@ -129,11 +125,6 @@ def _files_digest(folder: Path, inputs: Inputs) -> str:
 @lru_cache(maxsize=32)
 def _find_on_hub(name: str) -> ModelSource:
     """Find the commit to load, one with safetensors: from the hub, or else from the local cache."""
-    if name.startswith(REMOTE):
-        raise ModelError(
-            f"'{name}' is at an endpoint, which is asked for text alone: name a hub id, a folder "
-            "or bundled:NAME"
-        )
     repo, _, revision = name.partition("@")
     try:
         commit = _ask_hub(repo, revision)
@@ -146,8 +137,7 @@ def _find_on_hub(name: str) -> ModelSource:
     if cached is None:
         raise ModelError(
             f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
-            "Give a local folder, a hub id that you can reach, or a bundled: name "
-            "(pgra list lists them)."
+            "Give a folder, a hub id, or a bundled: name (pgra list shows them)."
         )
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 
@@ -164,9 +154,8 @@ def _ask_hub(repo: str, revision: str) -> str:
             first = _CONFIG if _CONFIG in files else MODULES
             return Path(hf_hub_download(repo, first, revision=reference)).parent.name
     raise ModelError(
-        f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
-        f"loaded: name a commit or pull request that has them ({repo}@{_PULL_REQUESTS}N), or load "
-        "it once with transformers and write it to a folder with save_pretrained"
+        f"model '{repo}{revision and '@'}{revision}' has no safetensors: name a commit that has "
+        f"them ({repo}@{_PULL_REQUESTS}N), or write it to a folder with save_pretrained"
     )
 
 
@@ -276,8 +265,7 @@ def load_pretrained(
     if missing:
         raise ModelError(
             f"'{source.name}' lacks {len(missing)} weights of a {type(model).__name__}, such as "
-            f"{min(missing)}: they would be random. Save the whole model again with "
-            "save_pretrained, or choose another one"
+            f"{min(missing)}, which would be random: save the whole model again"
         )
     return model
 
@@ -313,8 +301,7 @@ def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
     """Raise ValueError for what is no loaded model of transformers with its tokenizer."""
     if not hasattr(model, "save_pretrained") or not hasattr(tokenizer, "save_pretrained"):
         raise ValueError(
-            f"{what} is a hub id, a folder, bundled:NAME, or a loaded model with its tokenizer, "
-            f"(model, tokenizer); this is of type {type(model).__name__}"
+            f"{what} is a name, or (model, tokenizer) of transformers, not a {type(model).__name__}"
         )
 
 
@@ -363,8 +350,7 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
     number = max(number, 1) if is_share and 0 < float(layer) < 1 else number
     if not 1 <= number <= depth:
         raise ConfigError(
-            f"lm_layer is '{layer}', and '{name}' has {depth} layers: give last, the number of a "
-            "layer (from 1 on), or a share of the depth between 0 and 1, such as 0.6"
+            f"lm_layer is '{layer}', of {depth} in '{name}': give last, a number from 1, or a share"
         )
     if number == depth:
         return None
@@ -390,13 +376,9 @@ def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
 def check_tokens(tokenizer: Any, config: Any, name: str) -> None:
     """Raise ModelError if a tokenizer has ids beyond the embeddings, which would crash on a GPU."""
     rows = getattr(config.get_text_config(), "vocab_size", None)
-    vocabulary = tokenizer.get_vocab()
-    last = max(vocabulary, key=vocabulary.__getitem__)
-    if isinstance(rows, int) and vocabulary[last] >= rows:
-        raise ModelError(
-            f"'{name}': its tokenizer has {vocabulary[last] + 1} tokens, the model {rows}, so that "
-            f"{show(last)} has no embedding: give the model its own tokenizer"
-        )
+    last = max(tokenizer.get_vocab().values())
+    if isinstance(rows, int) and last >= rows:
+        raise ModelError(f"'{name}' has {rows} tokens, its tokenizer {last + 1}: give it its own")
 
 
 def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
@@ -405,9 +387,7 @@ def read_tokenizer(source: ModelSource, config: Any = None) -> Any:
 
     tokenizer = load_by(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
     if len(tokenizer) < 2:  # transformers 5's answer to files that are named oddly
-        raise ModelError(
-            f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"
-        )
+        raise ModelError(f"the tokenizer of '{source.name}' is empty: it lacks vocabulary files")
     return tokenizer
 
 

@@ -140,7 +140,6 @@ class PromptedEncoder:
         max_prompt_tokens: Longest prompt; None is the LM's window.
         chat: How prompts are written as a chat; of `pgra.prompts.CHATS`.
         num_cut: Texts that were cut so far.
-        num_tokens: Tokens that the LM read so far, without padding.
 
     Raises:
         ConfigError: If the prefix leaves no room for a text.
@@ -153,7 +152,6 @@ class PromptedEncoder:
     max_prompt_tokens: int | None = None
     chat: str = "off"
     num_cut: int = field(default=0, init=False)
-    num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         # the way, by this encoder or one `under` it
@@ -282,7 +280,6 @@ class PromptedEncoder:
         """
         if isinstance(self.lm, EngineLM):
             given = self._check_finite(prompts, self.lm.states(prompts.ids, advance=advance))
-            self.num_tokens += sum(map(len, prompts.ids))
             return lambda: given
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [own[:skip] == self.shared_ids for own in ids]
@@ -298,7 +295,6 @@ class PromptedEncoder:
                 for batch, found in self._run(ids, group, shared):
                     held += found
                     rows += batch
-                    self.num_tokens += sum(len(ids[row]) - shared for row in batch)
                     advance(len(batch))
         fetched = begin_fetch(torch.cat(held)) if held else None
 
@@ -369,7 +365,6 @@ class PromptedEncoder:
             return "none"
         if not self._found:
             self._found.append(self._find_way())
-        self.num_tokens += len(self.shared_ids) if self._found[0] != "none" else 0
         return self._found[0]
 
     def _find_way(self) -> str:

@@ -91,10 +91,6 @@ class Conversation:
     lm: PromptedLM
     memory: Memory
 
-    @property
-    def is_of_answers(self) -> bool:
-        return self.lm.family.is_of_answers
-
     def ask(self, question: str, saved: MemoryEntry | None = None) -> Turn:
         """Ask with what the memory has for the question; `saved` if it is asked after a feedback.
 
@@ -107,8 +103,8 @@ class Conversation:
         (completion,) = self.lm.complete([prompt.text])
         output = self.lm.few_shot.read_output(completion.text)
         understanding, answer = read_understanding(self.lm.family, output)
-        num_tokens = completion.num_prompt_tokens
-        return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
+        size = completion.num_prompt_tokens
+        return Turn(question, output, understanding, answer, prompt, size, saved)
 
 
 @dataclass
@@ -180,7 +176,7 @@ class Talk:
 def show_turn(turn: Turn, conversation: Conversation) -> str:
     """Render an answer: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
-    lines = [] if conversation.is_of_answers else [f"understood  {visible(understood)}"]
+    lines = [] if conversation.lm.family.is_of_answers else [f"understood  {visible(understood)}"]
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
     if not turn.prompt.found:
         lines.append("memory      nothing found")

@@ -214,9 +214,7 @@ class FeedbackLog:
             db.execute("VACUUM")
             (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_held:
-            raise ArtifactError(
-                f"{self.path}: erased, but bytes of it stay until other processes close the file"
-            )
+            raise ArtifactError(f"{self.path}: erased, but bytes of it stay until others close it")
 
     def events(self, *, after: int = 0) -> Iterator[MemoryEntry]:
         """Read the log's events with ids above `after`, in order."""
@@ -277,9 +275,7 @@ class FeedbackLog:
     def transaction(self) -> Iterator[None]:
         """Make one change, whole or not at all; refuse a file that was moved or replaced."""
         if self._find_inode() != self._inode:
-            raise ArtifactError(
-                f"{self.path} was moved, removed or replaced while it is open: open it again"
-            )
+            raise ArtifactError(f"{self.path} was moved or replaced meanwhile: open it again")
         with MEMORY.errors_of(self.path), self._db:  # which commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
             yield

@@ -12,7 +12,6 @@ by their keys: `normalize_key` is the release's, `plain_key` is for questions of
 import math
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, cast
@@ -25,13 +24,12 @@ from rapidfuzz.distance import OSA, Indel, Levenshtein
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.core import Context, Json, Rows
-from pgra.data.text import WORDS, copy_key, drop_punctuation, split_words, strip_marks
+from pgra.data.text import copy_key, drop_punctuation, strip_marks
 from pgra.errors import ConfigError
-from pgra.memory.families import Family
+from pgra.memory.families import Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
 
 LOOKUPS: Mapping[str, str] = {
-    "bm25": "pgra.memory.lookup:Bm25Lookup",
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
     "gud-ir": "pgra.memory.gud_ir:GeneratingLookup",
@@ -41,21 +39,16 @@ LOOKUPS: Mapping[str, str] = {
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
-_K1, _B = 1.5, 0.75  # as BM25 of the first stage has them
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 Floats = npt.NDArray[np.float64]
 
 
-def strip_slot(question: str) -> str:
-    """Remove <...>, the word that a question is about."""
-    return " ".join(_SLOT.sub(" ", question).split())
-
-
 def in_form(question: str, form: str) -> str:
     """Return a question as an encoder reads it: if `form` is "slotless" without <...>."""
-    return (strip_slot(question) or question) if form == "slotless" else question
+    bare = " ".join(_SLOT.sub(" ", question).split()) if form == "slotless" else ""
+    return bare or question
 
 
 def normalize_key(question: str, *, is_whole: bool = False) -> str:
@@ -68,11 +61,6 @@ def normalize_key(question: str, *, is_whole: bool = False) -> str:
     return drop_punctuation(copy_key(text))
 
 
-def plain_key(question: str) -> str:
-    """Return a question without its case, extra spaces and surrounding punctuation."""
-    return strip_marks(copy_key(question))
-
-
 @dataclass(kw_only=True)
 class LookupArguments(Arguments):
     """How a question's nearest feedback is found, and when it is near enough."""
@@ -81,10 +69,9 @@ class LookupArguments(Arguments):
 
     lookup: str | None = arg(
         None,
-        "relative-edit (the same question, with a slip or a word more), paraphrase (an encoder: "
-        "also in other words), encoder (its cosine alone), edit (the paper's: distance of "
-        "normalised keys), bm25, or gud-ir (the stored feedback nearest to one that a model "
-        "writes); default: the family's (edit for those of configs/memory), else relative-edit.",
+        "relative-edit (the same question, but for a slip or a word more), paraphrase (by an "
+        "encoder, in other words too), encoder (its cosine), edit (the paper's) or gud-ir (by the "
+        "feedback that a model writes); default: the family's, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -92,7 +79,7 @@ class LookupArguments(Arguments):
     threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is nearer. Default: relative-edit 0.8, paraphrase "
-        "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for the family webquestions.",
+        "0.65, encoder and gud-ir 0.9, edit -5; none for the family webquestions.",
         is_common=True,
     )
     encoder: str = arg(
@@ -102,8 +89,7 @@ class LookupArguments(Arguments):
     )
     key_form: str | None = arg(
         None,
-        "What edit, bm25 and encoder compare of a question: slotless (without <...>), or whole; "
-        "default: slotless for families that ask with <...>, else whole.",
+        "Compare slotless (without <...>) or whole; default: slotless where questions have slots.",
         choices=("slotless", "whole"),
     )
     generator: str | None = arg(
@@ -114,9 +100,7 @@ class LookupArguments(Arguments):
 
     def check(self) -> None:
         if self.lookup in _WHOLE and self.key_form == "slotless":
-            raise ConfigError(
-                f"lookup {self.lookup} compares whole questions: use edit, or no --key_form"
-            )
+            raise ConfigError(f"lookup {self.lookup} compares whole questions: leave key_form out")
         if self.lookup == "gud-ir" and self.generator is None:
             raise ConfigError("lookup gud-ir needs --generator FOLDER, of pgra memory train-gud-ir")
 
@@ -135,8 +119,7 @@ class LookupArguments(Arguments):
             threshold = scores.gate
         if threshold is not None and not scores.least <= threshold <= scores.most:
             raise ConfigError(
-                f"threshold is {threshold:g}: scores of {lookup} are from {scores.least:g} to "
-                f"{scores.most:g}"
+                f"threshold is {threshold:g}: scores are from {scores.least:g} to {scores.most:g}"
             )
         return replace(self, lookup=lookup, key_form=form, threshold=threshold)
 
@@ -187,14 +170,12 @@ class Lookup(Protocol):
         It finds a user's entries and shared ones. `args` must be settled; an encoder runs on the
         context's device. A ModelError if a model cannot be loaded.
         """
-        ...
 
     @property
     def fingerprint(self) -> Mapping[str, Json]: ...
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return at most k entries, the nearest first."""
-        ...
 
 
 OpenLookup = Callable[[FeedbackLog], Lookup]
@@ -276,7 +257,7 @@ class LogLookup(ABC):
         scores = self._score(self._normalize(question))
         nearest: dict[str | int, int] = {}
         for row in nearest_first(scores, self._is_own, self._ids).tolist():
-            if len(nearest) == k or scores[row] == -np.inf:
+            if len(nearest) == k:
                 break
             nearest.setdefault(self._found_as(row), row)
         found = {self._ids[row]: float(scores[row]) for row in nearest.values()}
@@ -285,7 +266,7 @@ class LogLookup(ABC):
 
     @abstractmethod
     def _score(self, key: str) -> Floats:
-        """Return each row's score; minus infinity where it is not found."""
+        """Return each row's score."""
 
     def _found_as(self, row: int) -> str | int:
         """Return what is found once."""
@@ -349,50 +330,12 @@ class RelativeEditLookup(EditLookup):
         return _drop_exchanged(scores, scores, key, self._keys)
 
     def _normalize(self, text: str) -> str:
-        return plain_key(text)
+        return plain(text)
 
 
 def _compare(key: str, keys: Sequence[str], scorer: Any) -> Floats:
     distances: Floats = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
     return distances
-
-
-class Bm25Lookup(LogLookup):
-    """By BM25 over the words of keys, with Lucene's idf, which is positive in small memories too.
-
-    tf / (tf + k1 (1 - b + b length / mean length)) times ln(1 + (N - n + 0.5) / (n + 0.5)). Words
-    are weighed at each question, so that scores equal those of a fresh index.
-    """
-
-    name = "bm25"
-    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
-
-    def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
-        super().__init__(log, user, form=form)
-        self._words: list[Counter[str]] = []  # by row
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return {**super().fingerprint, "k1": _K1, "b": _B, "idf": "lucene", "words": WORDS}
-
-    def _normalize(self, text: str) -> str:
-        return text if self._form == "whole" else _SLOT.sub(" ", text)
-
-    def _score(self, key: str) -> Floats:
-        sizes = np.array([words.total() for words in self._words], np.float64)
-        lengths = _K1 * (1 - _B + _B * sizes / (sizes.mean() or 1.0))
-        scores = np.zeros(len(sizes))
-        for word in split_words(key):
-            often = np.array([words.get(word, 0) for words in self._words])
-            count = np.count_nonzero(often)
-            idf = math.log(1 + (len(often) - count + 0.5) / (count + 0.5))
-            scores += idf * often / (often + lengths)
-        return np.where(scores > 0, scores, -np.inf)
-
-    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
-        super()._take(kept, new)
-        more = [Counter(split_words(key, singles=True)) for key in new.values()]
-        self._words = [*(self._words[row] for row in kept), *more]
 
 
 class EncoderLookup(LogLookup):
@@ -467,6 +410,6 @@ class ParaphraseLookup(EncoderLookup):
     scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
 
     def _score(self, key: str) -> Floats:
-        plain, keys = plain_key(key), [plain_key(text) for text in self._keys]
-        alike = 1 - _compare(plain, keys, Indel.normalized_distance)
-        return _drop_exchanged(super()._score(key), alike, plain, keys)
+        asked, keys = plain(key), [plain(text) for text in self._keys]
+        alike = 1 - _compare(asked, keys, Indel.normalized_distance)
+        return _drop_exchanged(super()._score(key), alike, asked, keys)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.core import Context
+from pgra.core import Context, check_count
 from pgra.errors import DataError
 from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
@@ -62,11 +62,11 @@ class Memory(AbstractContextManager["Memory"]):
             path: The file; ":memory:" for one that is on no disk.
             lookup: relative-edit (letters: the same question with a slip or a word more),
                 paraphrase (an encoder: also in other words), encoder (its cosine alone), edit (the
-                paper's: edit distance), bm25, or module:Class; default: paraphrase where an encoder
+                paper's: edit distance), or module:Class; default: paraphrase where an encoder
                 is given, else relative-edit. Or what `load_lookup` returns, whose models are loaded
                 once for many memories.
             threshold: Smallest score that passes; higher is nearer. Default: the look-up's own
-                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1); of a loaded
+                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5); of a loaded
                 look-up all pass.
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
             user: Whose entries; "" for the administrator, see the class.
@@ -89,7 +89,7 @@ class Memory(AbstractContextManager["Memory"]):
             open_lookup, self.threshold = lookup, threshold
         else:
             lookup = lookup or (None if encoder is None else "paraphrase")
-            if encoder is not None and lookup in ("bm25", "edit", "relative-edit"):
+            if encoder is not None and lookup in ("edit", "relative-edit"):
                 raise ValueError(f"lookup '{lookup}' has no encoder: use lookup='paraphrase'")
             is_loaded = not isinstance(encoder, str | Path | None)
             named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
@@ -162,8 +162,7 @@ class Memory(AbstractContextManager["Memory"]):
         Those that pass the threshold (default: the memory's), nearest first, of equals the newest;
         [] where none does.
         """
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k is {k!r}: give a whole number above 0")
+        check_count("k", k)
         with self._lock:
             found = self.lookup.find(question, k)
         return passing(found, self.threshold if threshold is None else threshold)

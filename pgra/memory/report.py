@@ -6,9 +6,10 @@ Acc(u) is the accuracy of the understanding, Acc(y) that of the answer (Madaan e
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from statistics import correlation, fmean, stdev
+
+import numpy as np
 
 from pgra.artifacts import write_text
 from pgra.memory.families import Family
@@ -165,15 +166,10 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     names = {"understood": "understanding", "answered": "answer"}
     for axes, (name, title) in zip(panels, names.items(), strict=True):
         for label, group in _name_groups(results).items():
-            lines = [running_accuracy(result.marks(name)) for result in group]
-            mean = [fmean(values) for values in zip(*lines, strict=False)]
+            marks = np.array([result.marks(name) for result in group])
+            mean = (marks.cumsum(axis=1) / np.arange(1, marks.shape[1] + 1)).mean(axis=0)
             axes.plot(range(1, len(mean) + 1), mean, label=label)
         axes.set(title=f"running accuracy of the {title}", xlabel="step", ylim=(0, 1))
         axes.grid(visible=True, alpha=0.3)
     panels[0].legend(fontsize="small")
     save_figure(figure, path)
-
-
-def running_accuracy(outcomes: Sequence[bool]) -> list[float]:
-    """Return the accuracy of the steps up to each, (n,), as the paper plots it."""
-    return [total / number for number, total in enumerate(accumulate(outcomes), 1)]

@@ -32,7 +32,7 @@ from pgra.config import arg
 from pgra.core import Candidates, Context, Example, Json
 from pgra.data.read import read_table
 from pgra.data.text import LEAK_JACCARD
-from pgra.errors import ConfigError, DataError
+from pgra.errors import DataError
 from pgra.exemplars import SelectionArguments
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
@@ -403,8 +403,7 @@ class StreamArguments(PromptedArguments):
     )
     prefix: str = arg(
         "fixed",
-        "The prompt's examples: fixed (the same for all), or kate (each question's nearest; then "
-        "prompts share nothing, and an LM here reads each whole).",
+        "The prompt's examples: fixed, or kate (each question's nearest: prompts share nothing).",
         choices=("fixed", "kate"),
     )
     prefix_examples: int | None = arg(
@@ -415,8 +414,7 @@ class StreamArguments(PromptedArguments):
     )
     prefix_pool: str | None = arg(
         None,
-        "With kate: a jsonl file of further examples to choose from: question, answer (or answers) "
-        "and perhaps feedback.",
+        "With kate: further examples, a jsonl of question, answer (or answers), perhaps feedback.",
         needs={"prefix": "kate"},
     )
     output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
@@ -577,11 +575,6 @@ def choose_examples(
     ]
     exemplars = ExemplarPool(examples, LEAK_JACCARD)
     distinct = exemplars.guard.distinct.tolist()
-    if not 0 < count <= len(distinct):
-        raise ConfigError(
-            f"prefix_examples is {count}, and there are {len(distinct)} different examples to "
-            "choose from: give another number, or more examples with --prefix_pool"
-        )
     similarity = open_similarity(
         SelectionArguments(encoder=lookup.encoder),
         in_key_form(examples),

@@ -33,14 +33,11 @@ class RuntimeArguments(Arguments):
 
     method: str = arg(
         "pgra",
-        "What decides labels. Trained readers: pgra (as the arguments say), exhaustive (without a "
-        "first stage), fid (the first stage's best), random (random passages), plain (no "
-        "evidence), rag (each evidence alone, the query encoder trained too), lm-bff (few shots, "
-        "with demonstrations), ralm (a causal LM that reads the evidence in its prompt). Without "
-        "training: icl (a frozen LM with examples drawn once), kate (with each query's "
-        "nearest), knn (nearest training examples), head (a logistic head on a frozen LM's states: "
-        "for few labels). Or a class of your own: module:Class. Each "
-        "has its own arguments: see --method NAME --help.",
+        "What decides. Trained readers: pgra, exhaustive (without a first stage), fid (the first "
+        "stage's best), random (random passages), plain (no evidence), rag (each evidence alone), "
+        "lm-bff (few shots). A frozen LM: ralm (reads the evidence), icl (after examples drawn "
+        "once), kate (after each query's nearest), head (by a logistic head on its states). knn, "
+        "or module:Class. Each has its own arguments: see --method NAME --help.",
         is_common=True,
         group="Method",
     )
@@ -65,16 +62,14 @@ class AnswerArguments(Arguments):
 
     prompt_format: str | None = arg(
         None,
-        "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
-        "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
+        "task (its template) or kate ('Sentence: ... Label: ...'), the default of written answers.",
         choices=FORMATS,
         is_common=True,
     )
     decide_by: str | None = arg(
         None,
-        "score (the likeliest label word), generation (what the LM writes), or vote (no LM: the "
-        "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
-        "task has no labels or an endpoint scores no words.",
+        "score (the likeliest label word), generation (what the LM writes) or vote (the exemplars'"
+        " majority, no LM); default: score; generation where there are no labels or no scores.",
         choices=("generation", "score", "vote"),
         is_common=True,
     )
@@ -86,8 +81,7 @@ class AnswerArguments(Arguments):
     chat_template: str = arg("off", "Off, auto or turns: see --method pgra.", choices=CHATS)
     query_dataset_name: str | None = arg(
         None,
-        "Take the test split of another data set for queries: hub id, local folder or "
-        "bundled:NAME (the paper: SST-2 examples, IMDB queries); --test_file names a file.",
+        "Take another data set's test split for queries (the paper: SST-2 examples, IMDB queries).",
     )
 
 
@@ -130,15 +124,13 @@ class RalmArguments(Arguments):
 
     reader_lm: str = arg(
         "HuggingFaceTB/SmolLM2-135M",
-        "Reader, any causal LM, which stays as it is: hub id, folder or bundled:NAME. --lm_dtype, "
-        "--lm_device_map and --lm_batch_tokens go for it too.",
+        "Reader, any causal LM: hub id, folder or bundled:NAME; other --lm_ flags are its too.",
         decides=False,
         is_common=True,
     )
     max_reader_tokens: int = arg(
         1024,
-        "Most tokens of a prompt and its answer, at most the LM's window; the worst evidence is "
-        "cut first, the query never.",
+        "Most tokens of prompt and answer; the worst evidence is cut first, the query never.",
         least=8,
     )
 
@@ -296,8 +288,7 @@ class RunArguments:
         named = self.runtime.method
         if named in ("exhaustive", "fid", "rag", "random") and not count:
             raise ConfigError(
-                f"method '{named}' reads evidence: --num_evidence must be at least 1 (a reader "
-                "without any is --method plain)"
+                f"method '{named}' reads evidence: give --num_evidence, or --method plain"
             )
         if count > self.retriever.num_candidates:
             raise ConfigError(
@@ -342,8 +333,9 @@ class RunArguments:
         return int(self[self.home].seed)
 
     def having(self, **sections: Arguments | None) -> "RunArguments":
-        """Return these arguments with other sections."""
-        return RunArguments({**self.sections, **sections})
+        """Return these arguments with other sections; None is left out."""
+        parts = {**self.sections, **sections}
+        return RunArguments({name: part for name, part in parts.items() if part is not None})
 
     def change(self, section: str, **changes: Any) -> "RunArguments":
         """Return these arguments with other values in a section, which are not checked again."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
-from pgra.core import Context, Example, Json, Prediction
+from pgra.core import Context, Example, Json
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import AnsweredExample, DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task, load_any_task
@@ -32,7 +32,7 @@ from pgra.methods.arguments import (
 )
 from pgra.reader.arguments import FolderArguments
 from pgra.report.metrics import measure, measure_written
-from pgra.report.results import EvidenceLine
+from pgra.report.results import Decisions as Decisions
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 
@@ -90,8 +90,7 @@ class TaskData:
         """Return itself; a ConfigError where answers are written."""
         if isinstance(self.task, GenerationTask):
             raise ConfigError(
-                f"task '{self.task.name}' has no labels, which this method decides: its answers "
-                "are written by kate, plain, fid, random, exhaustive, rag, ralm and pgra"
+                f"task '{self.task.name}' has no labels, which this method needs: try pgra or kate"
             )
         return self
 
@@ -119,30 +118,6 @@ class TaskData:
         if answers := [list(example.answers) for example in self.answered("test")]:
             found["answers"] = digest(answers)
         return found
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """A method's predictions for B examples, in order; the lists are empty where there is nothing.
-
-    Attributes:
-        evidence: The passages that were read with each example.
-        exemplars: The labelled examples in each one's prompt.
-        details: Further entries of each one's line in `predictions.jsonl`.
-        notes: What a reader of the numbers must know.
-        metrics: Further entries of `metrics.json`.
-        values: Metrics by name, where labels alone do not give them.
-        interval: Of the headline metric among `values`.
-    """
-
-    predictions: Sequence[Prediction]
-    evidence: Sequence[Sequence[EvidenceLine]] = ()
-    exemplars: Sequence[Sequence[Example]] = ()
-    details: Sequence[Mapping[str, Json]] = ()
-    notes: Sequence[str] = ()
-    metrics: Mapping[str, Json] = field(default_factory=dict)
-    values: Mapping[str, float] | None = None
-    interval: Sequence[float] | None = None
 
 
 def measure_answers(
@@ -408,8 +383,7 @@ def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
         if name in given and asked != decided:
             raise ConfigError(
-                f"{name} is {asked}, and method '{method}' is the one with {name} {decided}: leave "
-                "it out, or choose another --method"
+                f"{name} is {asked}, and method '{method}' is the one with {decided}: leave it out"
             )
 
 
@@ -433,9 +407,7 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
         else:
             sections[name] = cls(**{**values[name], **asked})
     if unknown:
-        raise ConfigError(
-            f"{min(unknown)} is not an argument of method '{chosen['method']}': leave it out"
-        )
+        raise ConfigError(f"{min(unknown)} is not of method '{chosen['method']}': leave it out")
     return RunArguments(sections)
 
 

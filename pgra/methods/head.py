@@ -18,7 +18,6 @@ import numpy as np
 from pgra.artifacts import artifact_dir
 from pgra.core import Example, Json, Scores
 from pgra.data.tasks import LABEL, Task
-from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
@@ -27,7 +26,7 @@ from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
 from pgra.reader.predict import Calibration, decide, fit_temperature
 from pgra.rerank.bank import Bank, bank_name, query_key
-from pgra.rerank.head import Floats, affine, fit_head
+from pgra.rerank.head import Floats, affine, check_labels, fit_head
 from pgra.rerank.reranker import Query, Reranker
 
 logger = logging.getLogger(__name__)
@@ -99,9 +98,9 @@ class Classifier:
         """Fit the head, in place, to states (n, H) and their labels.
 
         Raises:
-            ConfigError: If a label has no example, or there are fewer than two.
+            ConfigError: If a label has no example.
         """
-        _check_labels(self.labels, labels)
+        check_labels(self.labels, labels)
         places = {label: number for number, label in enumerate(self.labels)}
         targets = np.array([places[label] for label in labels])
         head = fit_head(states, targets, len(self.labels))
@@ -125,15 +124,6 @@ class Classifier:
         scores = self.score(self.encoder.encode_examples(asked))
         found = decide([example.id for example in asked], scores, self.labels)
         return found if isinstance(queries, list) else found[0]
-
-
-def _check_labels(labels: Sequence[str], given: Sequence[str]) -> None:
-    if absent := [label for label in labels if label not in given]:
-        raise ConfigError(
-            f"a head learns each label from examples beside those in the prompt, and none of "
-            f"{len(given)} has label {', '.join(map(repr, absent))}: give some, or lower "
-            "num_exemplars"
-        )
 
 
 def _task_of(examples: Iterable[Any], template: str) -> Task:
@@ -191,7 +181,7 @@ class HeadMethod(Method):
         self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
 
     def check(self) -> None:
-        _check_labels(self.data.labels, [str(example.label) for example in self.data.train])
+        check_labels(self.data.labels, [str(example.label) for example in self.data.train])
 
     def identity(self) -> dict[str, Json]:
         return dict(self.classifier.encoder.fingerprint)

@@ -38,9 +38,7 @@ class NearestNeighbors(Method):
         args, train = self.args["retriever"], self.data.train
         number = args.num_neighbors
         if number is not None and number > len(train):
-            raise ConfigError(
-                f"num_neighbors ({number}) exceeds the {len(train)} training examples"
-            )
+            raise ConfigError(f"num_neighbors ({number}) exceeds {len(train)} training examples")
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
         self.neighbors = open_neighbors(self.data, self.args, self.context)
 

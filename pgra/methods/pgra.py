@@ -106,8 +106,7 @@ class Pgra(Method):
         present = {example.label for example in self.data.train}
         if absent := [label for label in self.data.labels if label not in present]:
             raise DataError(
-                f"no training example has label {', '.join(map(repr, absent))} (of "
-                f"{len(self.data.train)} that the prompt does not show): add some"
+                f"no training example has label {', '.join(map(repr, absent))}: add some"
             )
 
     def check_training(self, num_examples: int) -> None:
@@ -392,8 +391,7 @@ def _open_recorded(
         return Stages(args, context, prompt, data)
     if not context.artifacts.is_dir():
         raise ArtifactError(
-            f"{context.artifacts}, where the run's index and bank should be, does not exist: name "
-            "their folder with --artifacts_dir"
+            f"{context.artifacts} does not exist: name the run's folder with --artifacts_dir"
         )
     # A query's own neighbors are training examples, the one thing that the reader's folder does not
     # hold. That they are the run's, the reranker's fingerprint says.

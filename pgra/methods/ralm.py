@@ -18,7 +18,6 @@ import numpy as np
 from pgra.core import Example, Json, Scores
 from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
-from pgra.errors import ConfigError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.arguments import METHODS
@@ -79,11 +78,6 @@ class Ralm(Pgra):
 
     SECTIONS = METHODS["ralm"].sections
     decode = "verbalizer"
-
-    def open(self) -> None:
-        if self.args.retriever.neighbor_encoder == "reader":
-            raise ConfigError("neighbor_encoder 'reader' is a T5's, not for method 'ralm'")
-        super().open()
 
     def open_tokenizer(self) -> None:
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""

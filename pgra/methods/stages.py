@@ -9,14 +9,14 @@ Any retriever finds the candidates, `exhaustive` too: the best of the whole corp
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from pgra.artifacts import Inputs, digest
+from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ConfigError
@@ -35,12 +35,7 @@ from pgra.rerank import (
     open_reranker,
 )
 from pgra.retrieval import Retriever, open_retriever
-from pgra.retrieval.base import (
-    Stored,
-    candidates_fields,
-    check_num_candidates,
-    store_candidates,
-)
+from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 
 logger = logging.getLogger(__name__)
@@ -48,6 +43,15 @@ logger = logging.getLogger(__name__)
 
 # Of B queries: the first stage's candidates, and the second stage's order of them.
 Found = tuple[Candidates, Candidates]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Candidates, (B, K), and the artifact they are in; `reused` if it was there already."""
+
+    candidates: Candidates
+    folder: Path
+    reused: bool
 
 
 class Stages(Timed):
@@ -110,9 +114,7 @@ class Stages(Timed):
             shown = _write_prompt(data, args, context)[0].exemplar_ids
         train = [example for example in data.train if example.id not in shown]
         if not train:
-            raise ConfigError(
-                f"all {len(data.train)} examples stand in the prompt: lower --num_exemplars"
-            )
+            raise ConfigError(f"the prompt has all {len(data.train)} examples: lower num_exemplars")
         set_aside = [example for example in data.train if example.id in shown]
         data = replace(data, train=train, set_aside=set_aside)
         stages = cls(args, context, prompt, data, exemplars=exemplars)
@@ -196,7 +198,8 @@ class Stages(Timed):
         with self.timed("evidence"):
             for split in splits:
                 first = self.candidates[split]
-                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
+                candidates = self.fingerprints[f"candidates/{split}"]
+                fields = {**self.reranker.fingerprint, "candidates": candidates}
                 queries = self.data.examples(split)
                 make = partial(self.reranker.rerank, queries, first.candidates)
                 self.evidence[split] = self._store("evidence", split, fields, make)
@@ -211,13 +214,15 @@ class Stages(Timed):
             retriever.prepare([one for split in splits for one in self.data.examples(split)])
             for split in splits:
                 examples = self.data.examples(split)
-                fields = candidates_fields(
-                    retriever.fingerprint, self.args.retriever.retriever, k, examples=examples
-                )
+                fields = {
+                    **retriever.fingerprint,
+                    "retriever": self.args.retriever.retriever,
+                    "num_candidates": k,
+                    "queries": examples_digest(examples),
+                }
                 make = partial(retriever.retrieve_examples, examples, k)
-                self.candidates[split] = self._store(
-                    "candidates", split, fields, make, inputs=retriever.inputs
-                )
+                found = self._store("candidates", split, fields, make, retriever.inputs)
+                self.candidates[split] = found
         logger.info("%s: %d candidates for each query", self.args.retriever.retriever, k)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
@@ -298,19 +303,22 @@ class Stages(Timed):
         split: str,
         fields: Mapping[str, Json],
         make: Callable[[], Candidates],
-        *,
         inputs: Sequence[Inputs] = (),
     ) -> Stored:
+        """Read a split's candidates, or make them, in the main process, and write them."""
         self.fingerprints[f"{stage}/{split}"] = digest(fields)
-        return store_candidates(
-            self.context.artifacts / stage / self.data.task.name,
-            split,
-            fields,
-            make,
-            stage=stage,
-            context=self.context,
-            inputs=inputs,
-        )
+        folder = artifact_dir(self.context.artifacts / stage / self.data.task.name, split, fields)
+
+        def build(aside: Path) -> Mapping[str, Json]:
+            found = make()
+            write_array(aside / "rows.npy", found.rows)
+            write_array(aside / "scores.npy", found.scores)
+            return {"queries": len(found), "candidates": found.rows.shape[1]}
+
+        made_of: dict[str, Any] = {"fingerprint": fields, "inputs": inputs}
+        built = build_once(folder, stage=stage, build=build, context=self.context, **made_of)
+        rows, scores = (np.asarray(read_array(folder / f"{n}.npy")) for n in ("rows", "scores"))
+        return Stored(Candidates(rows, scores), folder, built.reused)
 
 
 def reads_prompt(args: RunArguments) -> bool:

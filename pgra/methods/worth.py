@@ -80,9 +80,7 @@ def take_evidence(args: RunArguments, changes: Mapping[str, Any]) -> RunArgument
     if rerank.reranker != args.rerank.reranker:
         cls = OPTIONS["reranker"].get(rerank.reranker)
         options = cls() if cls else None
-    sections = {name: part for name, part in args.sections.items() if name != "rerank_options"}
-    given = {"rerank_options": options} if options else {}
-    return RunArguments({**sections, "rerank": rerank, **given})
+    return args.having(rerank=rerank, rerank_options=options)
 
 
 class Asking:
@@ -117,8 +115,7 @@ class Asking:
         data = self.method.data
         if len(data.train) < _LEAST:
             raise ConfigError(
-                f"worth asks {_LEAST} training examples or more beside those in the prompt, and "
-                f"there are {len(data.train)}: give more, or choose --reranker and --num_evidence"
+                f"worth asks {_LEAST} training examples or more, not {len(data.train)}: give more"
             )
         drawn = np.random.default_rng(_SEED).permutation(len(data.train))[: how.num_queries]
         self.queries = [data.train[place] for place in sorted(drawn.tolist())]

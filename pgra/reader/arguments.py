@@ -24,13 +24,11 @@ class ReaderArguments(Arguments):
     )
     same_train: bool = arg(
         False,
-        "Of a method without an LM's prompt (plain, fid, random, rag, knn): leave out of training "
-        "what that prompt would show, so that it trains on what --method pgra trains on.",
+        "Leave out of training what PGRA's prompt would show, so that both train on the same.",
     )
     reader_template: str | None = arg(
         None,
-        "How the reader sees a query; default: the task's. Holds the task's fields, and "
-        "<extra_id_0> where the word goes.",
+        "How it sees a query: the task's fields, <extra_id_0> for the word; default: the task's.",
     )
     segment_order: str = arg(
         "query_first",
@@ -80,15 +78,13 @@ class TrainingArguments(FolderArguments):
 
     learning_rate: float | None = arg(
         None,
-        "Peak learning rate; default: by the reader's width and the number of steps, at most 1e-3 "
-        "(the paper's grid: 1e-5 to 1e-4).",
+        "Peak rate; default: by the reader's width and the steps (the paper's grid: 1e-5 to 1e-4).",
         is_common=True,
         above=0,
     )
     total_train_batch_size: int | None = arg(
         None,
-        "Examples a step, of all devices and accumulated batches together (the paper: 4 or 8); "
-        "default: 8, however many processes there are.",
+        "Examples a step, of all devices and accumulated batches (the paper: 4 or 8); default: 8.",
         least=1,
         is_common=True,
     )
@@ -114,8 +110,7 @@ class TrainingArguments(FolderArguments):
     )
     bf16: bool | None = arg(
         None,
-        "Train and decide in bfloat16 with float32 weights (autocast): the default on a GPU that "
-        "has it, possible on a CPU. --no_bf16: in float32.",
+        "Multiply in bfloat16, with float32 weights: the default on a GPU that has it; --no_bf16.",
         is_common=True,
     )
     lr_scheduler_type: str = arg(
@@ -139,8 +134,7 @@ class TrainingArguments(FolderArguments):
     )
     eval_steps: int = arg(
         500,
-        "Steps between measurements on the dev set (at most max_steps); 0: none, and the last "
-        "weights are kept.",
+        "Steps between measurements on the dev set; 0: none, and the last weights are kept.",
         least=0,
     )
     load_best_model_at_end: bool = arg(
@@ -160,8 +154,7 @@ class TrainingArguments(FolderArguments):
     )
     max_train_minutes: float | None = arg(
         None,
-        "Minutes of training after which it saves and leaves with exit code 124; the same command "
-        "resumes.",
+        "Minutes after which it saves and leaves with exit code 124; the same command resumes.",
         above=0,
         decides=False,
     )
@@ -210,8 +203,7 @@ class TrainingArguments(FolderArguments):
         batches = math.floor(rounds) if self.dataloader_drop_last else math.ceil(rounds)
         if batches == 0:
             raise ConfigError(
-                f"per_device_train_batch_size ({held}) times {num_processes} processes exceeds the "
-                f"{num_rows} training examples: lower it"
+                f"a batch of {held} on {num_processes} processes exceeds {num_rows} rows: lower it"
             )
         epoch = math.ceil(batches / self.num_accumulated(num_processes))
         if self.max_steps >= 0:

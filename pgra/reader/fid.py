@@ -169,8 +169,7 @@ class FusionReader(ReaderModule):
         config = load_config(source)
         if config.model_type not in ARCHITECTURES:
             raise ModelError(
-                f"reader '{name}' is a {config.model_type}, not a T5: "
-                "give a T5, T5 v1.1, flan-T5, mT5 or ByT5"
+                f"reader '{name}' is a {config.model_type}: give a T5, flan-T5, mT5 or ByT5"
             )
         if config.dense_act_fn == "gelu_new":  # the same function, in one kernel instead of eight
             config.dense_act_fn = "gelu_pytorch_tanh"
@@ -209,16 +208,19 @@ class FusionReader(ReaderModule):
         fused = flat.index_select(0, places.flatten()).view(B, S, -1)
         return BaseModelOutput(last_hidden_state=fused), packed.places >= 0
 
+    def decode(self, fused: Fused, **given: Tensor) -> Any:
+        """Run the decoder on labels or on its own ids, over what `fuse` returned."""
+        encoded, mask = fused
+        mask = mask[:, None, None]
+        return self.model(encoder_outputs=encoded, attention_mask=mask, use_cache=False, **given)
+
     def forward(
         self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        groups: Sequence[Group],
-        places: Tensor,
-        labels: Tensor | None = None,
+        packed: PackedSegments,
+        labels: Tensor,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
-        """Read a batch of `PackedSegments` (the first four arguments) with known targets.
+        """Read a batch with known targets.
 
         Labels are (B, T) int64, `IGNORED` where padded. `num_items_in_batch` are the target tokens
         to divide the summed loss by; None is this batch's.
@@ -226,15 +228,8 @@ class FusionReader(ReaderModule):
         Returns:
             With `.loss` (mean cross entropy of a target token) and `.logits` (B, T, V).
         """
-        packed = PackedSegments(input_ids, attention_mask, tuple(groups), places)
-        encoded, mask = self.fuse(packed)
-        output = self.model(
-            encoder_outputs=encoded,
-            attention_mask=mask[:, None, None],
-            labels=labels,
-            use_cache=False,
-        )
-        if labels is not None and num_items_in_batch is not None:
+        output: Seq2SeqLMOutput = self.decode(self.fuse(packed), labels=labels)
+        if num_items_in_batch is not None:
             output.loss = output.loss * ((labels != IGNORED).sum() / num_items_in_batch)
         return output
 
@@ -243,14 +238,8 @@ class FusionReader(ReaderModule):
 
         `fused` is of B examples. Labels are (R, T) int64: R / B rows in turn for each example.
         """
-        encoded, mask = fused
-        output = self.model(
-            encoder_outputs=encoded,
-            attention_mask=mask[:, None, None],
-            decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels),
-            use_cache=False,
-        )
-        logits = output.logits.float()  # (R, T, V)
+        given = self.model.prepare_decoder_input_ids_from_labels(labels)
+        logits = self.decode(fused, decoder_input_ids=given).logits.float()  # (R, T, V)
         chosen = logits.gather(2, labels.clamp(min=0)[..., None]).squeeze(2)
         scores = (chosen - logits.logsumexp(dim=2)).masked_fill(labels == IGNORED, 0.0)
         total: Tensor = scores.sum(dim=1)
@@ -278,19 +267,13 @@ class FusionReader(ReaderModule):
 
         As T5's `generate`, but a few tokens without waiting for the GPU.
         """
-        encoded, mask = self.fuse(packed)
-        config = self.model.config
-        ids = torch.full((len(mask), 1), config.decoder_start_token_id, device=mask.device)
+        fused, config, places = self.fuse(packed), self.model.config, packed.places
+        ids = torch.full((len(places), 1), config.decoder_start_token_id, device=places.device)
         for _ in range(count):
             has_ended = (ids[:, 1:] == config.eos_token_id).any(dim=1, keepdim=True)
             if count > _UNSEEN and has_ended.all():
                 break
-            output = self.model(
-                encoder_outputs=encoded,
-                attention_mask=mask[:, None, None],
-                decoder_input_ids=ids,
-                use_cache=False,
-            )
+            output = self.decode(fused, decoder_input_ids=ids)
             best = output.logits[:, -1].float().argmax(dim=1, keepdim=True)
             ids = torch.cat([ids, best.masked_fill_(has_ended, config.pad_token_id)], dim=1)
         return pad(ids[:, 1:], (0, count + 1 - ids.shape[1]), value=config.pad_token_id)

@@ -238,7 +238,7 @@ def collate(
     """Make a batch of labelled examples: the arguments of `FusionReader.forward`."""
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
-    return {**vars(packed), "labels": pad_rows(targets, IGNORED)}
+    return {"packed": packed, "labels": pad_rows(targets, IGNORED)}
 
 
 # Queries as people give them, checked against what a task takes.
@@ -257,8 +257,7 @@ def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) 
             query = {inputs[0]: query, **dict.fromkeys(inputs[1:], "")}
         if not isinstance(query, Mapping) or {*query} != {*inputs}:
             raise ConfigError(
-                f"query {number} is {query!a}: task '{task}' takes a text, or a mapping of "
-                f"{', '.join(inputs)}"
+                f"query {number} is {query!a}: task '{task}' takes {', '.join(inputs)}"
             )
         for name, text in query.items():
             if not isinstance(text, str) or not is_utf8(text):

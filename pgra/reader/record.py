@@ -115,8 +115,7 @@ def find_reader(folder: Path) -> Path:
         if (place / RECORD_FILE).is_file():
             return place
     raise ArtifactError(
-        f"{folder} holds no trained reader ({RECORD_FILE}): some methods train none, and a run "
-        "that was stopped resumes with the same command"
+        f"{folder} holds no trained reader ({RECORD_FILE}): train one, or resume its run"
     )
 
 
@@ -132,9 +131,7 @@ def read_record(folder: Path) -> ReaderRecord:
     with reading(path, DamageError):
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
-            raise ArtifactError(
-                f"{path} has format {values['format']}, and this version of pgra reads {FORMAT}"
-            )
+            raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)
         for name, what in find_damage(home, values["files"]):
@@ -220,8 +217,7 @@ class Reader:
         evidence = evidence or [[] for _ in examples]
         if len(evidence) != len(examples) or any(isinstance(texts, str) for texts in evidence):
             raise ConfigError(
-                f"evidence holds {len(evidence)} items, there are {len(examples)} queries: give "
-                "one list of texts for each"
+                f"evidence holds {len(evidence)} lists for {len(examples)} queries: give one each"
             )
         for text in chain.from_iterable(evidence):
             if not isinstance(text, str) or not is_utf8(text):

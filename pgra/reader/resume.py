@@ -180,9 +180,7 @@ def resume(
     if needs_best and progress.best_step is not None:
         best = checkpoint_folder(home, progress.best_step)
         if (fault := _fault(best)) is not None:
-            raise ArtifactError(
-                f"{best}, the best on the dev set, is gone or damaged ({fault}): bring it back"
-            )
+            raise ArtifactError(f"{best}, the dev set's best, is damaged ({fault}): bring it back")
     module.load_weights(folder)
     for name, part in updates.items():
         part.load_state_dict(states[name])

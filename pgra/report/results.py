@@ -76,17 +76,36 @@ class EvidenceLine:
     score: float
 
 
+@dataclass(frozen=True)
+class Decisions:
+    """A method's predictions for B examples, in order; the lists are empty where there is nothing.
+
+    Attributes:
+        evidence: The passages that were read with each example.
+        exemplars: The labelled examples in each one's prompt.
+        details: Further entries of each one's line in `predictions.jsonl`.
+        notes: What a reader of the numbers must know.
+        metrics: Further entries of `metrics.json`.
+        values: Metrics by name, where labels alone do not give them.
+        interval: Of the headline metric among `values`.
+    """
+
+    predictions: Sequence[Prediction]
+    evidence: Sequence[Sequence[EvidenceLine]] = ()
+    exemplars: Sequence[Sequence[Example]] = ()
+    details: Sequence[Mapping[str, Json]] = ()
+    notes: Sequence[str] = ()
+    metrics: Mapping[str, Json] = field(default_factory=dict)
+    values: Mapping[str, float] | None = None
+    interval: Sequence[float] | None = None
+
+
 def write_results(
     folder: Path,
     about: Mapping[str, Json],
     labels: Sequence[str],
     examples: Sequence[Example],
-    predictions: Sequence[Prediction],
-    evidence: Sequence[Sequence[EvidenceLine]] = (),
-    *,
-    more: Sequence[Mapping[str, Json]] = (),
-    values: Mapping[str, float] | None = None,
-    interval: Sequence[float] | None = None,
+    decided: Decisions,
 ) -> None:
     """Write a run's predictions, then its metrics, with the checksums of the run's other files.
 
@@ -97,11 +116,7 @@ def write_results(
             "fingerprints" of all inputs, "notes", and more.
         labels: The task's, in order.
         examples: The queries, labelled.
-        predictions: One for each, in the same order.
-        evidence: What the reader saw, for each; empty where nothing was read.
-        more: Further entries of each one's line; empty for none.
-        values: Metrics by name, where labels alone do not give them.
-        interval: Of the headline metric among `values`.
+        decided: Of each, in the same order.
     """
     nothing: list[Any] = [()] * len(examples)
     lines: list[Json] = [
@@ -116,16 +131,21 @@ def write_results(
             **dict(own),
         }
         for example, prediction, seen, own in zip(
-            examples, predictions, evidence or nothing, more or nothing, strict=True
+            examples,
+            decided.predictions,
+            decided.evidence or nothing,
+            decided.details or nothing,
+            strict=True,
         )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
-    metric, predicted = str(about["metric"]), [p.label for p in predictions]
+    metric, predicted = str(about["metric"]), [p.label for p in decided.predictions]
+    values, interval = decided.values, decided.interval
     if values is None:
         names = [*labels, *({UNDECIDED} & set(predicted))]
-        decided = LabelOutcomes(metric, [e.label or "" for e in examples], predicted, names)
-        values = measure(metric, decided.labels, predicted, names)
-        interval = interval_95(bootstrap([decided], seed=_SEED)[0])
+        outcomes = LabelOutcomes(metric, [e.label or "" for e in examples], predicted, names)
+        values = measure(metric, outcomes.labels, predicted, names)
+        interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
     metrics = {
         **{name: about[name] for name in ("method", "task", "split")},
         "n": len(examples),
@@ -442,19 +462,8 @@ def load_grid(folder: Path) -> Group:
 
 # in the order of the paper's Table 2, then our own; others come after, by name
 METHOD_ORDER = (
-    *(
-        "icl",
-        "ralm",
-        "knn",
-        "lm-bff",
-        "plain",
-        "rag",
-        "fid",
-        "random",
-        "pgra",
-        "exhaustive",
-        "head",
-    ),
+    *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid"),
+    *("random", "pgra", "exhaustive", "head"),
 )
 # in the paper's order; others come after, by name
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")

@@ -26,9 +26,7 @@ def find_reranker(name: str) -> type[BaseReranker]:
     """
     cls = find_class("reranker", name, RERANKERS)
     if not (isinstance(cls, type) and issubclass(cls, BaseReranker)):
-        raise ConfigError(
-            f"reranker '{name}' is no subclass of pgra.rerank.BaseReranker: derive it"
-        )
+        raise ConfigError(f"reranker '{name}' is no subclass of pgra.rerank.BaseReranker")
     return cls
 
 

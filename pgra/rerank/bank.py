@@ -94,9 +94,7 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
     finite = torch.isfinite(torch.linalg.vector_norm(states.float(), dim=1))
     if not finite.all():
         key = int(keys[int(torch.nonzero(~finite)[0])])
-        raise ModelError(
-            f"the state of key {key} in {folder} is not finite: use another --lm_dtype"
-        )
+        raise ModelError(f"the state of key {key} in {folder} is not finite: use another lm_dtype")
     record = folder / f"{digest(keys.tolist())[:16]}.json"
     file = record.with_suffix(".safetensors")
     tensors = {"keys": torch.from_numpy(keys), "states": states.contiguous()}

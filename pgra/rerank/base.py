@@ -56,19 +56,16 @@ class RerankArguments(StateArguments):
     similarity: str = arg(
         AUTO,
         "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
-        "whitened_cosine, head (the chance of one label, by a logistic head learnt from the "
-        "training examples), or module:Class: these are fitted to up to 2,000 passages and "
-        "training queries. Without data: calibrated (less the state of texts without content, "
-        "then cosine). auto: head, where each label has 8 training examples beside those in the "
-        "prompt; else whitened_cosine, calibrated with under 32 examples, cosine where each query "
-        "has its own exemplars.",
+        "whitened_cosine, head (the chance of one label, by a logistic head on the training "
+        "examples), calibrated (needs no data) or module:Class. auto: head where each label has 8 "
+        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32; "
+        "cosine where each query has its own exemplars.",
         is_open=True,
         is_common=True,
     )
     topic_weight: float | None = arg(
         None,
-        "Weight of the first stage's scores beside the second's, both standardised by query; "
-        "default: 1 where auto takes head, else 0.",
+        "Weight of the first stage's scores beside the second's; default: 1 where auto takes head.",
         least=0,
         below=math.inf,
     )
@@ -77,9 +74,8 @@ class RerankArguments(StateArguments):
     )
     exemplars: str = arg(
         "balanced",
-        "How they are chosen: random, balanced, official (first in the file, capped a class), "
-        "fixed (the first ones); for each query, whose candidates the LM reads anew: knn (KATE: "
-        "its nearest, by --neighbor_encoder) or module:Class.",
+        "random, balanced, official (as PGRA's code), fixed (the first); or for each query anew: "
+        "knn (KATE: its nearest, by --neighbor_encoder) or module:Class.",
         choices=SELECTORS,
         is_open="selector",
     )
@@ -97,9 +93,7 @@ class RerankArguments(StateArguments):
             return
         Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
         if self.similarity not in (AUTO, "cosine", "dot"):  # the others are fitted
-            raise ConfigError(
-                f"exemplars '{self.exemplars}' differ by query: use --similarity dot or cosine"
-            )
+            raise ConfigError(f"exemplars '{self.exemplars}' differ by query: use dot or cosine")
 
     @property
     def per_query(self) -> bool:
@@ -151,8 +145,7 @@ class LikelihoodArguments(_Arguments):
         check_places("likelihood_template", self.likelihood_template)
         if not self.likelihood_template.rstrip().endswith("{query}"):
             raise ConfigError(
-                f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}, "
-                "which the LM scores after all that comes before"
+                f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}"
             )
 
     @property
@@ -170,8 +163,7 @@ class CausalRerankerArguments(_Arguments):
 
     causal_reranker: str = arg(
         "Qwen/Qwen3-Reranker-0.6B",
-        "Causal LM that was trained for it: hub id or folder; Qwen3-Reranker, mxbai-rerank-v2 and "
-        "bge-reranker-v2-gemma are asked by their published templates.",
+        "A causal LM: Qwen3-Reranker, mxbai-rerank-v2, bge-reranker-v2-gemma, or with a template.",
         is_common=True,
     )
     causal_template: str | None = arg(

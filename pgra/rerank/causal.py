@@ -60,8 +60,7 @@ class CausalReranker(PairReranker):
         ids = [self.call_tokenizer([word])[0]["input_ids"] for word in words]
         if any(len(own) != 1 for own in ids):
             raise ModelError(
-                f"'{self.source.name}' writes one of {', '.join(words)} in several tokens: give "
-                "other --causal_words"
+                f"'{self.source.name}' has several tokens for a word: give other --causal_words"
             )
         self.answers = [own[0] for own in ids]
 
@@ -98,7 +97,6 @@ def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
         return template or known[0], list(words or known[1])
     if template is None:
         raise ConfigError(
-            f"causal_reranker '{options.causal_reranker}' has no template that is known here "
-            f"({', '.join(TEMPLATES)} have): give --causal_template, with {{query}} and {{passage}}"
+            f"'{options.causal_reranker}' is none of {', '.join(TEMPLATES)}: give --causal_template"
         )
     return template, list(words or ["yes", "no"])

@@ -14,7 +14,7 @@ from pgra.core import Candidates, Example
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.reranker import Reranker
-from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
+from pgra.retrieval.base import IndexRequest, Retriever
 from pgra.retrieval.faiss import nearest
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,7 @@ class ExhaustiveSearch(Retriever):
         """Open it over a run's reranker; one without states is a ConfigError."""
         if not isinstance(request.reranker, Reranker):
             raise ConfigError(
-                "retriever 'exhaustive' searches by the LM's states under a task's prompt: use it "
-                "with --reranker prompted and one prompt for all queries"
+                "retriever 'exhaustive' needs --reranker prompted and one prompt for all queries"
             )
         return cls(request.reranker)
 
@@ -51,13 +50,13 @@ class ExhaustiveSearch(Retriever):
         self.prepare(examples)
         return self.retrieve_examples(examples, k)
 
-    def retrieve_examples(self, examples: Sequence[Example], k: int) -> Candidates:
-        """Return each query's best, (B, k), by the reranker's scores, ties by row."""
-        check_num_candidates(k, self.num_rows)
-        return self._search(examples, k, _SPARE)
+    def retrieve_examples(
+        self, examples: Sequence[Example], k: int, *, spare: int = _SPARE
+    ) -> Candidates:
+        """Return each query's best, (B, k), by the reranker's scores, ties by row.
 
-    def _search(self, examples: Sequence[Example], k: int, spare: int) -> Candidates:
-        """Score the nearest and a few more; where rounding might drop a tie, search deeper."""
+        The nearest and a few more are scored; where rounding might drop a tie, it goes deeper.
+        """
         fetched = min(k + spare, self.num_rows)
         keys = np.array([query_key(example) for example in examples], np.int64)
         similarity = self.reranker.fitting.similarity
@@ -74,6 +73,7 @@ class ExhaustiveSearch(Retriever):
             slack = _ROUNDING * np.abs(best.scores).max(axis=1)
             unsure = np.flatnonzero(best.scores[:, k - 1] - best.scores[:, -1] <= slack)
             if len(unsure):
-                deeper = self._search([examples[i] for i in unsure.tolist()], k, 4 * spare)
+                left = [examples[i] for i in unsure.tolist()]
+                deeper = self.retrieve_examples(left, k, spare=4 * spare)
                 kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
         return kept

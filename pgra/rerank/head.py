@@ -8,6 +8,7 @@ the task's prompt like this. Cross-validation chooses the penalty; an example th
 is decided by the head of the other folds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,18 +65,20 @@ class Head:
     is_right: npt.NDArray[np.bool_]
 
 
+def check_labels(labels: Sequence[str], given: Sequence[str | None]) -> None:
+    """Raise a ConfigError that names a label of which no example is given."""
+    if absent := [label for label in labels if label not in given]:
+        raise ConfigError(
+            f"a head learns each label from examples beside the prompt's, and none of {len(given)} "
+            f"has label {', '.join(map(repr, absent))}: give some, or lower num_exemplars"
+        )
+
+
 def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty.
 
-    Raises:
-        ConfigError: If a label has no example, or there are fewer than two in all.
+    Each label has an example: see `check_labels`.
     """
-    counts = np.bincount(targets, minlength=num_labels)
-    if (counts == 0).any() or len(targets) < max(2, num_labels):
-        raise ConfigError(
-            f"a head is fitted to examples of each of {num_labels} labels, and by label there are "
-            f"{', '.join(map(str, counts))}: give more training examples"
-        )
     stats = column_stats(states)
     # The fit lies in the space of the examples: as many columns as there are examples are enough.
     values = ((states - stats[0]) / stats[1]).astype(np.float64)

@@ -54,7 +54,7 @@ class LikelihoodReranker(PairBankReranker):
         kind = EngineLM if request.args.is_engine else LocalLM
         self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
-        self.counter, self.num_tokens, self.num_cut = self, 0, 0
+        self.counter, self.num_cut = self, 0
         fields = {
             **self.lm.fingerprint,
             "reranker": "likelihood",
@@ -102,8 +102,6 @@ class LikelihoodReranker(PairBankReranker):
     def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
         """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
         found = self.lm.score_ids(shard.prompts, shard.queries, advance=advance)
-        self.num_tokens += sum(map(len, shard.prompts))
-        self.num_tokens += sum(len(query) for queries in shard.queries for query in queries)
         scores = torch.empty(sum(map(len, shard.places)), 1)
         for places, queries, sums in zip(shard.places, shard.queries, found, strict=True):
             for place, query, total in zip(places, queries, sums, strict=True):

@@ -269,8 +269,7 @@ class PairReranker(PairBankReranker):
         length = bisect_right(range(len(passage) + 1), max_tokens, key=count_tokens) - 1
         if length < 0:
             raise ConfigError(
-                f"a query does not fit {max_tokens} tokens: '{query[:80]}': shorten it, or let the "
-                "model read longer pairs"
+                f"a query does not fit {max_tokens} tokens: '{query[:80]}': shorten it"
             )
         return passage[:length]
 

@@ -226,8 +226,7 @@ class Reranker(ScoringReranker):
             self.fit([example.text for example in self._rest])
         if self._fitted is None:
             raise ValueError(
-                f"similarity '{self.similarity}' is fitted to documents and training queries: "
-                "call fit(documents, examples) first, or use dot or cosine"
+                f"similarity '{self.similarity}' is fitted: call fit(documents, examples) first"
             )
         asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
         similarity, shown = self._fitted.similarity, self._documents(documents)
@@ -303,9 +302,7 @@ class Reranker(ScoringReranker):
         if not listed:
             return []
         if self._task is None:
-            raise ConfigError(
-                "examples have labels: give task=, such as a pgra.Task, for template="
-            )
+            raise ConfigError("examples have labels: give task=, such as a pgra.Task")
         rows = given if hasattr(given, "features") else listed  # a data set names its classes
         return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 
@@ -373,8 +370,7 @@ class Reranker(ScoringReranker):
     def _check_states(self) -> None:
         if self._pairs is not None:
             raise ConfigError(
-                "a run opens a reranker of pairs by its name: give reranker='likelihood', lm=..., "
-                "or reranker='causal', causal_reranker=..."
+                "a run opens it by its name: give reranker='likelihood', lm=..., or the like"
             )
 
     def arguments(self) -> dict[str, Any]:

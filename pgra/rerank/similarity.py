@@ -34,7 +34,7 @@ from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ConfigError
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
-from pgra.rerank.head import affine, column_stats, fit_head
+from pgra.rerank.head import affine, check_labels, column_stats, fit_head
 
 logger = logging.getLogger(__name__)
 
@@ -189,15 +189,9 @@ class LabelHead(Similarity):
         labels, truth = list(reference.words), [example.label for example in examples]
         if not labels:
             raise ConfigError(
-                "similarity 'head' learns labels, and this task has none: use --similarity "
-                "whitened_cosine, or --reranker likelihood"
+                "similarity 'head' learns labels, and this task has none: use whitened_cosine"
             )
-        if absent := [label for label in labels if label not in truth]:
-            raise ConfigError(
-                f"similarity 'head' learns each label from training examples beside those in the "
-                f"prompt, and none of {len(truth)} has label {', '.join(map(repr, absent))}: give "
-                "some, or use another --similarity"
-            )
+        check_labels(labels, truth)
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
 
     @classmethod
@@ -316,8 +310,7 @@ class Fitting:
         if self._class.is_fitted and not self._class.content_free:
             if (count := min(len(self._queries), self._num_rows)) < 2:
                 raise ConfigError(
-                    f"similarity '{self.name}' is fitted to passages, and to training queries "
-                    f"beside those in the prompt, and there are {count}: use --similarity dot"
+                    f"similarity '{self.name}' is fitted to queries, and there are {count}: use dot"
                 )
             queries = digest(list(self._queries))
             drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}

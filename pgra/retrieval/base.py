@@ -4,7 +4,7 @@ Light: neither torch nor FAISS is imported here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,18 +15,14 @@ import xxhash
 from pgra.artifacts import (
     Inputs,
     Manifest,
-    artifact_dir,
     at_home,
-    build_once,
     digest,
     load_manifest,
-    read_array,
     without_home,
-    write_array,
 )
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg, find_class
-from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
+from pgra.core import Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
@@ -148,8 +144,7 @@ class Retriever(ABC):
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's k candidates: (B, k), best first, ties by row, missing = -1.
 
-        Raises:
-            ConfigError: If k exceeds the corpus.
+        k is at most the number of passages: who opens a retriever has checked that.
         """
 
     def prepare(self, examples: Sequence[Example]) -> None:  # noqa: B027 (most need nothing)
@@ -204,9 +199,7 @@ def open_retriever(
 def check_num_candidates(k: int, num_passages: int) -> None:
     """Raise ConfigError if k exceeds the corpus, with both numbers."""
     if k > num_passages:
-        raise ConfigError(
-            f"num_candidates ({k}) exceeds the corpus ({num_passages} passages): lower it"
-        )
+        raise ConfigError(f"num_candidates ({k}) exceeds the corpus ({num_passages}): lower it")
 
 
 _SEED = 0
@@ -261,9 +254,7 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
         if not path.name.startswith(".") and not any(path.match(pattern) for pattern in ours):
-            raise ArtifactError(
-                f"{folder} holds {path.name}, which is not an index's: choose an empty folder"
-            )
+            raise ArtifactError(f"{folder} holds {path.name}, no index's: choose an empty folder")
 
 
 # What an index was asked for, kept in its manifest, so that its folder alone is enough to use it.
@@ -331,59 +322,5 @@ def whole_path(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-# Candidates on disk: what a stage found for a split, made once.
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Candidates, (B, K), and the artifact they are in; `reused` if it was there already."""
-
-    candidates: Candidates
-    folder: Path
-    fingerprint: Mapping[str, Json]
-    reused: bool
-
-
 def examples_digest(examples: Sequence[Example]) -> str:
     return digest([dict(example.fields) for example in examples])
-
-
-def candidates_fields(
-    made_of: Mapping[str, Json], retriever: str, num_candidates: int, *, examples: Sequence[Example]
-) -> Mapping[str, Json]:
-    """Return all that determines a split's candidates; `made_of` is the retriever's fingerprint."""
-    return {
-        **made_of,
-        "retriever": retriever,
-        "num_candidates": num_candidates,
-        "queries": examples_digest(examples),
-    }
-
-
-def store_candidates(
-    root: Path,
-    split: str,
-    fingerprint: Mapping[str, Json],
-    make: Callable[[], Candidates],
-    *,
-    stage: str,
-    context: Context = ALONE,
-    inputs: Sequence[Inputs] = (),
-) -> Stored:
-    """Read a split's candidates, or make and write them.
-
-    `make` is called in the main process only. `stage` is "candidates", "evidence" or "neighbors",
-    and `root` its folder for a task. ArtifactError if a file in `inputs` changed meanwhile.
-    """
-
-    def build(folder: Path) -> Mapping[str, Json]:
-        found = make()
-        write_array(folder / "rows.npy", found.rows)
-        write_array(folder / "scores.npy", found.scores)
-        return {"queries": len(found), "candidates": found.rows.shape[1]}
-
-    folder = artifact_dir(root, split, fingerprint)
-    made_of: dict[str, Any] = {"fingerprint": fingerprint, "inputs": inputs}
-    built = build_once(folder, stage=stage, build=build, context=context, **made_of)
-    rows, scores = (np.asarray(read_array(folder / f"{name}.npy")) for name in ("rows", "scores"))
-    return Stored(Candidates(rows, scores), folder, dict(fingerprint), built.reused)

@@ -17,7 +17,6 @@ from pgra.retrieval.base import (
     BuiltIndex,
     IndexRequest,
     Retriever,
-    check_num_candidates,
     refuse_strangers,
     write_recipe,
 )
@@ -50,7 +49,6 @@ class BM25Retriever(Retriever):
         self.fingerprint = fingerprint
         self._index = index
         self.removed: Rows = np.empty(0, dtype=np.int64)
-        self._num_passages: int = index.scores["num_docs"]
 
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> Self:
@@ -82,7 +80,6 @@ class BM25Retriever(Retriever):
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages, (B, k); scores are BM25's, above 0."""
-        check_num_candidates(k, self._num_passages - len(self.removed))
         found = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
             ids = self._index.get_tokens_ids(split_words(query))
@@ -159,7 +156,6 @@ class HybridRetriever(Retriever):
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages; scores are sums of reciprocal ranks."""
-        check_num_candidates(k, self._num_passages)
         depth = min(max(k, MIN_DEPTH), self._num_passages)
         return fuse_by_rank([part.retrieve(queries, depth) for part in self._parts], k)
 

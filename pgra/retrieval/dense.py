@@ -67,7 +67,6 @@ from pgra.retrieval.base import (
     Recipe,
     Retriever,
     RetrieverArguments,
-    check_num_candidates,
     refuse_strangers,
     whole_path,
     write_recipe,
@@ -110,9 +109,7 @@ class Index(Retriever):
             PgraError: As `find_or_build`, or if the encoder cannot be used.
         """
         if not isinstance(request, IndexRequest):
-            raise ValueError(
-                "Index.build(passages, encoder=...) makes an index, Index.load(folder) opens one"
-            )
+            raise ValueError("Index.build(passages, ...) makes one, Index.load(folder) opens one")
         self.encoder = encoder or Encoder.load(request.args, device=request.context.device)
         built = find_or_build(request, self.encoder)
         self.corpus, self.folder = request.corpus, built.folder.absolute()
@@ -249,7 +246,6 @@ class Index(Retriever):
         They are cosines with a normalizing encoder. Only an approximate index leaves entries
         missing.
         """
-        check_num_candidates(k, len(self))
         found = Candidates.missing(len(queries), k)
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)

@@ -351,14 +351,11 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         reason = str(error).rsplit(": ", 1)[-1].strip()
-        raise ConfigError(
-            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}"
-        ) from None
+        raise ConfigError(f"index_factory '{factory}' fails at width {width}: {reason}") from None
     num_lists = _count_lists(index)
     if num_lists > num_rows:
         raise ConfigError(
-            f"index_factory '{factory}' has {num_lists} lists, the corpus {num_rows} passages: "
-            "use Flat, or fewer lists"
+            f"index_factory '{factory}' has {num_lists} lists for {num_rows} passages: use Flat"
         )
     return index
 

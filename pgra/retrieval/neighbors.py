@@ -178,14 +178,12 @@ class ExampleEncoder(Protocol):
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
         """All that determines an example's vector, besides the example."""
-        ...
 
     @property
     def inputs(self) -> Inputs: ...
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
         """Return the vectors of examples, (B, D) float32, in their order."""
-        ...
 
 
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> "Encoder":

@@ -22,7 +22,7 @@ from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
-from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
+from pgra.retrieval.base import IndexRequest, Retriever
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,7 @@ def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
     for docno, row in corpus.names():
         if (docno in wanted or row in wanted) and rows.setdefault(docno, row) != row:
             raise DataError(
-                f"two passages are called '{docno}', rows {rows[docno]} and {row}: name another "
-                "field with --corpus_id, or leave it out to call passages by their rows"
+                f"two passages are called '{docno}' (rows {rows[docno]}, {row}): see --corpus_id"
             )
     return rows
 
@@ -319,10 +318,9 @@ class RunRetriever(Retriever):
         self,
         scores: Mapping[str, Mapping[int, float]],
         fingerprint: Mapping[str, Json],
-        num_passages: int,
+        inputs: Inputs,
     ) -> None:
-        self.fingerprint = fingerprint
-        self._scores, self._num_passages = scores, num_passages
+        self._scores, self.fingerprint, self.inputs = scores, fingerprint, [inputs]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -342,10 +340,7 @@ class RunRetriever(Retriever):
         docnos = {docno for lines in run.values() for docno in lines}
         rows = find_rows(corpus, docnos)
         if unknown := sorted(docnos - rows.keys()):
-            raise DataError(
-                f"{path}: passage '{unknown[0]}' is not in the corpus: name the field of such "
-                "names with --corpus_id, or raise --max_passages"
-            )
+            raise DataError(f"{path}: passage '{unknown[0]}' is not in the corpus: see --corpus_id")
         scores: dict[str, dict[int, float]] = {}
         for query, text in queries.items():
             own = {rows[docno]: score for docno, score in run.get(query, {}).items()}
@@ -358,18 +353,10 @@ class RunRetriever(Retriever):
             "run_queries": file_checksum(queries_path),
             "run_rows": digest(rows),
         }
-        retriever = cls(scores, fingerprint, len(corpus))
-        retriever.inputs = [inputs]
-        return retriever
+        return cls(scores, fingerprint, inputs)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's first k candidates of the run.
-
-        Raises:
-            ConfigError: If k exceeds the corpus.
-            DataError: If the run has no candidate of a query.
-        """
-        check_num_candidates(k, self._num_passages)
+        """Return each query's first k candidates of the run; a DataError if it has none of one."""
         found = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
             own = self._scores.get(_key(query))

@@ -43,7 +43,7 @@ def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_
     mine, words = tmp_path / "mine", [*flags, "--retriever", retriever, "--output_dir"]
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    assert "holds thesis.tex, which is not an index's" in call(main, [*words, str(mine)]).error
+    assert "holds thesis.tex, no index's" in call(main, [*words, str(mine)]).error
     assert (mine / "thesis.tex").read_text() == "years of work"
     build(words, tmp_path / "here")
     assert fingerprint(tmp_path / "here")["rows"] == 9

@@ -192,9 +192,9 @@ def test_a_method_that_is_not_there_is_refused(bench):
     [
         ({"reranker": "crossencoder"}, "unknown reranker 'crossencoder'. Did you mean 'cross-enc"),
         ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.BaseReranker"),
-        ({"cross_encoder": "x"}, "--cross_encoder is an argument of --reranker cross-encoder: add"),
+        ({"cross_encoder": "x"}, "--cross_encoder is of --reranker cross-encoder: add"),
         ({"reranker": "toys:MonoT5", "stride": 1}, "unknown argument '--stride'"),
-        ({"reranker": "monot5", "retriever": "exhaustive", **T5}, "searches by the LM's states"),
+        ({"reranker": "monot5", "retriever": "exhaustive", **T5}, "needs --reranker prompted"),
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):

@@ -78,5 +78,5 @@ def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_
     assert (result.best_step, result.best_metric) == (3, 0.9)
     assert run_files(copy) == run_files(run)
     shutil.rmtree(copy / "checkpoint-3")
-    with pytest.raises(ArtifactError, match=r"checkpoint-3, the best on the dev set, is gone"):
+    with pytest.raises(ArtifactError, match=r"checkpoint-3, the dev set's best, is damaged"):
         train(t5_dir, make_arguments(copy))

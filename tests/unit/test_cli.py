@@ -103,7 +103,7 @@ def test_a_command_that_shares_no_work_refuses_several_processes(capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["memory", "add", "a question", "a correction"]) == 2
-    assert "pgra memory runs in one process, and there are 2" in capsys.readouterr().err
+    assert "pgra memory runs in one process, not 2" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 

@@ -101,7 +101,7 @@ def test_a_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     splits = load_splits(mine, DataArguments(dataset_name=str(home)))
     assert [len(part) for part in (splits.train, splits.dev, splits.test)] == [10, 4, 2]
     (home / "test.csv").write_text("text,label\na,positive\n")
-    with pytest.raises(DataError, match=r"must hold one file of the test split .*--test_file"):
+    with pytest.raises(DataError, match=r"holds .*, not one .*--test_file"):
         load_splits(mine, DataArguments(dataset_name=str(home)))
 
 

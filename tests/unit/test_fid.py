@@ -42,7 +42,7 @@ def pack(examples, cost=COSTS[0]):
 
 
 def read(reader, examples, labels, cost=COSTS[0], **kwargs):
-    return reader(**vars(pack(examples, cost)), labels=labels, **kwargs)
+    return reader(pack(examples, cost), labels=labels, **kwargs)
 
 
 def has_own_head(reader):

@@ -144,7 +144,7 @@ def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
         ours, theirs = start(similarity), start(similarity, train=swapped)
         assert (ours.fingerprint == theirs.fingerprint) is is_same
     one_label = [example for example in TRAIN if example.label == "positive"]
-    with pytest.raises(ConfigError, match="'head' learns each .* none of 5 has label 'negative'"):
+    with pytest.raises(ConfigError, match="head learns each .* none of 5 has label 'negative'"):
         start("head", train=one_label)
     assert not list(tmp_path.glob("banks/similarities/*"))
 

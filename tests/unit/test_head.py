@@ -5,7 +5,6 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from pgra.core import log_softmax
-from pgra.errors import ConfigError
 from pgra.rerank.head import affine, fit_head
 
 RNG = np.random.default_rng(5)
@@ -41,11 +40,3 @@ def test_labels_by_chance_are_not_known_of_unseen_examples_though_they_are_of_se
         affine(values[i : i + 1], head.fold_weights[f]).argmax() for i, f in enumerate(head.folds)
     ]
     np.testing.assert_array_equal(np.array(said) == targets, head.is_right)
-
-
-def test_a_label_without_examples_is_refused_by_its_count():
-    states, targets = clusters(8, 4)
-    with pytest.raises(ConfigError, match="by label there are 3, 3, 2, 0"):
-        fit_head(states, targets, 4)
-    with pytest.raises(ConfigError, match="by label there are 1, 0"):
-        fit_head(states[:1], targets[:1], 2)

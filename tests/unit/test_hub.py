@@ -49,7 +49,7 @@ NO_FOLDER = "cannot find model '{name}': it is no folder here"
 REFUSED = {
     "some/bots@main": ("has no safetensors",),  # a revision that was asked for is not replaced
     **{
-        f"some/{name}": ("has no safetensors, the only", f"{name}@refs/pr/N", "save_pretrained")
+        f"some/{name}": ("has no safetensors: name", f"{name}@refs/pr/N", "save_pretrained")
         for name in NO_WEIGHTS
     },
     "no/such": (NO_FOLDER, "Repository Not Found for url"),

@@ -118,7 +118,7 @@ def test_a_token_beyond_the_embeddings_is_refused_when_a_model_is_opened(built, 
     number = len(tokenizer)
     tokenizer.add_tokens(["[NEW]"])
     tokenizer.save_pretrained(folder)
-    message = rf"its tokenizer has {number + 1} tokens, the model {number}, so that '\[NEW\]'"
+    message = f"has {number} tokens, its tokenizer {number + 1}: give"
     with pytest.raises(ModelError, match=message):
         OPENERS[kind](folder)
     model = {"gpt2": AutoModelForCausalLM, "bert": AutoModel}.get(kind, AutoModelForSeq2SeqLM)

@@ -206,7 +206,7 @@ def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
         ("t5", {"x": "a b", "y": "a▁b"}, "verbalizer", "a b, a▁b are the same tokens"),
         ("t5", {"x": "a b", "y": "a c"}, "official", "or begin with the same"),
         ("t5", {"snow": "☃"}, "verbalizer", "'☃' is not in this reader's vocabulary"),
-        ("byt5", {"x": "bad", "y": "good"}, "official", "all words are more to this reader"),
+        ("byt5", {"x": "bad", "y": "good"}, "official", "all words are more"),
         ("gpt2", {"x": "a"}, "verbalizer", "'<extra_id_0>' is not in this reader's vocabulary"),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, me
     assert same.prompt.exemplar_ids == whole.prompt.exemplar_ids == ()
     more = with_rerank(mine, num_exemplars=36)  # as many as there are
     assert len(Stages.read(more, ALONE).data.train) == 36
-    with pytest.raises(ConfigError, match="all 36 examples stand in the prompt"):
+    with pytest.raises(ConfigError, match="the prompt has all 36 examples"):
         Stages.read(more.having(reader=replace(more.reader, same_train=True)), ALONE)
 
 

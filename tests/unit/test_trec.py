@@ -162,7 +162,7 @@ def test_a_run_may_name_a_copy_and_a_passage_without_text(world):
     found = world.open("run:run.txt", corpus, **rules).retrieve(["a text"], 3)
     assert found.rows.tolist() == [[1, 0, -1]]
     world.write("run.txt", ["q1 Q0 d9 1 9 x"])
-    with pytest.raises(DataError, match="passage 'd9' is not in the corpus: name the field"):
+    with pytest.raises(DataError, match="passage 'd9' is not in the corpus: see"):
         world.open("run:run.txt", corpus, **rules)
 
 
