@@ -32,7 +32,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 # it is called; and its help.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "index": ("index", "build an index"),
-    "search": ("index:search", "look up passages near a text; with --task, as an LM orders them"),
+    "search": ("rerank:search", "look up passages near a text; with --task, as an LM orders them"),
     "train": ("train", "train a reader on a task, and measure it"),
     "icl": ("train:icl", "decide by a frozen LM after labelled examples (KATE)"),
     "evaluate": ("train:evaluate", "measure a trained run again"),

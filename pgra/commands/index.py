@@ -121,10 +121,6 @@ def search(argv: Sequence[str] | None = None) -> int:
     from pgra.methods.base import find_options
 
     words = name_leading_texts(argv)
-    if given_names(words) & {"task", "lm", "reranker"}:
-        from pgra.commands.rerank import main as rerank
-
-        return rerank(words)
     check_alone("pgra search")
     texts, own, runtime, corpus_args, args, *options = parse_arguments(
         lambda chosen: [

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import about, parse_stages, quiet_libraries, say
+from pgra.commands import index as first_stage
+from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW
@@ -22,6 +23,13 @@ class ShowArguments(Arguments):
     """How much is shown."""
 
     num_shown: int = arg(5, "Passages of each stage that are shown for a text.", least=1)
+
+
+def search(argv: Sequence[str] | None = None) -> int:
+    """Run both stages where a task, an LM or a reranker is named, else the first alone."""
+    words = name_leading_texts(argv)
+    own = given_names(words) & {"task", "lm", "reranker"}
+    return main(words) if own else first_stage.search(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,12 +24,14 @@ from rapidfuzz.distance import OSA, Indel, Levenshtein
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.core import Context, Json, Rows
-from pgra.data.text import copy_key, drop_punctuation, strip_marks
+from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
 from pgra.errors import ConfigError
 from pgra.memory.families import Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
+from pgra.retrieval.bm25 import index_texts
 
 LOOKUPS: Mapping[str, str] = {
+    "bm25": "pgra.memory.lookup:Bm25Lookup",
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
     "gud-ir": "pgra.memory.gud_ir:GeneratingLookup",
@@ -70,8 +72,8 @@ class LookupArguments(Arguments):
     lookup: str | None = arg(
         None,
         "relative-edit (the same question, but for a slip or a word more), paraphrase (by an "
-        "encoder, in other words too), encoder (its cosine), edit (the paper's) or gud-ir (by the "
-        "feedback that a model writes); default: the family's, else relative-edit.",
+        "encoder, in other words too), encoder (its cosine), edit (the paper's), bm25 or gud-ir "
+        "(by the feedback that a model writes); default: the family's, else relative-edit.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -79,7 +81,7 @@ class LookupArguments(Arguments):
     threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is nearer. Default: relative-edit 0.8, paraphrase "
-        "0.65, encoder and gud-ir 0.9, edit -5; none for the family webquestions.",
+        "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for the family webquestions.",
         is_common=True,
     )
     encoder: str = arg(
@@ -336,6 +338,21 @@ class RelativeEditLookup(EditLookup):
 def _compare(key: str, keys: Sequence[str], scorer: Any) -> Floats:
     distances: Floats = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
     return distances
+
+
+class Bm25Lookup(LogLookup):
+    """By BM25 over the words of keys, with Lucene's idf: above 0 in a memory of one entry too."""
+
+    name = "bm25"
+    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
+
+    def _normalize(self, text: str) -> str:
+        return text if self._form == "whole" else _SLOT.sub(" ", text)
+
+    def _score(self, key: str) -> Floats:
+        index = index_texts(self._keys, tf="lucene", idf="lucene")
+        found: Floats = index.get_scores_from_ids(index.get_tokens_ids(split_words(key)))
+        return found.astype(np.float64)
 
 
 class EncoderLookup(LogLookup):

@@ -105,7 +105,7 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     }
 
 
-def index_texts(texts: Iterable[str]) -> Any:
+def index_texts(texts: Iterable[str], *, tf: str | None = None, idf: str | None = None) -> Any:
     vocabulary: dict[str, int] = {}
     ids = [
         [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text, singles=True)]
@@ -114,7 +114,10 @@ def index_texts(texts: Iterable[str]) -> Any:
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
     settings: Any = _SETTINGS
     index = _quiet_bm25s().BM25(
-        k1=settings["k1"], b=settings["b"], method=settings["tf"], idf_method=settings["idf"]
+        k1=settings["k1"],
+        b=settings["b"],
+        method=tf or settings["tf"],
+        idf_method=idf or settings["idf"],
     )
     index.index((ids, vocabulary), show_progress=False)
     return index
