@@ -10,7 +10,6 @@ they compute means nothing; how fast they do it is how fast the real ones would.
 
     env        the device, its matrix products of 8192 x 8192 and its copies
     rerank     OPT-13b reads candidates after a real prompt: pgra's way, and whole prompts
-    encode     BERT-base encodes sentences: pgra's way, and a loop as sentence-transformers has it
     search     9,600 queries in 1,000,000 vectors of 768: pgra's way, and torch's product and top-k
     reader     T5-base trains on 16 passages a query: pgra's way, and Fusion-in-Decoder as usual
 

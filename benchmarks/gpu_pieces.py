@@ -16,18 +16,16 @@ import torch
 from measuring import Cost, copy_rate, matrix_rate, measured, wait_for, write_figures
 from rerank import RELEASED_BATCH, read_shared, read_whole
 from subjects import (
-    BERT_TOKENIZER,
     RANDOM,
     T5_TOKENIZER,
     TOKENIZER,
     count_operations,
-    open_encoder,
     open_lm,
     open_plain,
     open_reader,
 )
 from torch import Tensor
-from usual import Reading, batches, encode_usual, train_usual
+from usual import Reading, batches, train_usual
 
 from pgra.artifacts import package_versions
 from pgra.commands.common import say
@@ -38,7 +36,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.retrieval.dense import plan_shards, vector_source
 
-TOKENIZERS = {"lm": TOKENIZER, "encoder": BERT_TOKENIZER, "t5": T5_TOKENIZER}
+TOKENIZERS = {"lm": TOKENIZER, "t5": T5_TOKENIZER}
 SHARD = 8192  # of texts, as a bank on a GPU has them
 DEPTH = 16  # the paper's d
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,10 +50,8 @@ class Sizes:
         product: Rows and columns of the matrices.
         copied: Bytes.
         lm: Shape that reads candidates.
-        encoder: Shape.
         reader: Shape.
         candidates: Most that the LM reads.
-        texts: That are encoded.
         search: Queries, vectors, width, hits.
         depth: Passages that a query is read with.
         batch: Queries of a training step.
@@ -65,10 +61,8 @@ class Sizes:
     product: int = 8192
     copied: int = 4 << 30
     lm: str = "opt-13b"
-    encoder: str = "bert-base"
     reader: str = "t5-base"
     candidates: int = 40_000
-    texts: int = 200_000
     search: tuple[int, int, int, int] = (9600, 1_000_000, 768, 150)
     depth: int = DEPTH
     batch: int = 8
@@ -79,10 +73,8 @@ TINY = Sizes(
     product=256,
     copied=1 << 20,
     lm="opt-tiny",
-    encoder="bert-tiny",
     reader="t5-tiny",
     candidates=32,
-    texts=64,
     search=(96, 2000, 32, 10),
     depth=2,
     batch=2,
@@ -236,47 +228,6 @@ def measure_rerank(bench: Bench) -> None:
     )
 
 
-def measure_encode(bench: Bench) -> None:
-    """Encode sentences."""
-    sizes = bench.sizes
-    encoder = open_encoder(bench.model(sizes.encoder, "encoder"), device=str(bench.device))
-    dtype = str(encoder.fingerprint["dtype"])
-    bench.note(f"{sizes.encoder}, {dtype}")
-    before = bench.product_rate(getattr(torch, dtype))
-    texts, most = bench.many_texts(sizes.texts), int(str(encoder.fingerprint["max_tokens"]))
-    distinct = texts[: len(bench.texts)]
-    inner, tokenizer = encoder.model.transformers_model, encoder.model.tokenizer
-    each = tokenizer(distinct, truncation=True, max_length=most)["input_ids"]
-    lengths = list(itertools.islice(itertools.cycle(map(len, each)), len(texts)))
-    usual = partial(encode_usual, inner, tokenizer, max_tokens=most)
-    few = texts[: min(len(texts), 256)]
-    cosine = torch.cosine_similarity(
-        torch.from_numpy(encoder.encode(few)).float(), usual(few, batch_size=32)
-    )
-    bench.tell(least_cosine=float(cosine.min()))
-    rates: dict[str, float] = {}
-    ways: dict[str, Callable[[int], object]] = {"pgra": lambda n: encoder.encode(texts[:n])}
-    for size in (32, 128, 512):  # 32 is what sentence-transformers takes by itself
-        ways[f"usual_{size}"] = lambda n, size=size: usual(texts[:n], batch_size=size)
-    for title, work in ways.items():
-        first = min(len(texts), SHARD)
-        count, cost = bench.timed(title, work, first=first, most=len(texts), seconds=30)
-        rates[title] = count / cost.seconds
-        operations = count_operations(encoder.model.config, lengths[:count], is_causal=False)
-        product = max(before, bench.product_rate(getattr(torch, dtype)))
-        bench.tell(
-            f"{title}_",
-            texts_per_second=rates[title],
-            share_of_product=operations / (cost.seconds * product),
-        )
-    best = max(rate for title, rate in rates.items() if title != "pgra")
-    bench.tell(
-        speedup=rates["pgra"] / best,
-        tokens_per_text=sum(lengths) / len(lengths),
-        seconds_for_1m_sentences=1e6 / rates["pgra"],
-    )
-
-
 @torch.inference_mode()
 def measure_search(bench: Bench) -> None:
     """Search random vectors."""
@@ -368,7 +319,6 @@ def train(bench: Bench, title: str, args: argparse.Namespace) -> Cost:
 PIECES: dict[str, Callable[[Bench], None]] = {
     "env": measure_env,
     "rerank": measure_rerank,
-    "encode": measure_encode,
     "search": measure_search,
     "reader": measure_reader,
 }

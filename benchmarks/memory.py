@@ -6,12 +6,6 @@
 Vectors are random directions, each question near one of the keys; they stand for an encoder, whose
 own time is not in the figures. A durable write is one that is on the disk when it returns; BM25
 is asked after each write, so that it has something to take in.
-
-    python benchmarks/memory.py --encoder bundled:minilm-l6
-
-tells instead what each look-up finds among the questions of questions.tsv, asked again ("Please, "
-before them, and in other words), and for another question (the opposite, another thing), for which
-everything that is found is wrong.
 """
 
 import argparse
@@ -25,23 +19,15 @@ import numpy as np
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 
 from pgra.cli import run
-from pgra.commands.common import say
-from pgra.core import Context, Json
+from pgra.core import Json
 from pgra.errors import ConfigError
 from pgra.memory.log import MemoryEntry
-from pgra.memory.lookup import EditLookup, EncoderLookup, Lookup, LookupArguments, load_lookup
+from pgra.memory.lookup import EditLookup, EncoderLookup, Lookup
 from pgra.memory.memory import Memory
 from pgra.retrieval.faiss import Vectors
 
 QUICK_SIZES = (2_000,)
 SIZES = (10_000, 100_000)
-QUESTIONS = Path(__file__).parent / "questions.tsv"
-GATES = {
-    "edit": (-5.0,),
-    "relative-edit": (0.9, 0.8),
-    "encoder": (0.9, 0.8, 0.7, 0.6),
-    "paraphrase": (0.7, 0.65, 0.6),
-}
 _QUESTION_NOISE = 0.1  # its length; a key's vector has 1
 _WRITES = 50
 
@@ -76,7 +62,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = shared_parser(__doc__ or "", quick=f"{QUICK_SIZES[0]:,} entries")
     parser.add_argument("--sizes", type=positive, nargs="+", help="entries")
     parser.add_argument("--width", type=positive, default=384, help="of a vector")
-    parser.add_argument("--encoder", help="tell what each look-up finds with this encoder")
     parser.add_argument("--num_queries", type=positive, default=50)
     args = parse_flags(parser, argv)
     args.sizes = args.sizes or (QUICK_SIZES if args.quick else SIZES)
@@ -88,9 +73,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure each size."""
     args = parse(argv)
-    if args.encoder:
-        write_figures(args.json, compare_lookups(args.encoder))
-        return 0
     figures: dict[str, float] = {}
     for size in args.sizes:
         measured = measure(size, args.width, args.num_queries)
@@ -98,37 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     show_figures("by entries", figures)
     write_figures(args.json, figures)
     return 0
-
-
-def compare_lookups(encoder: str) -> dict[str, float]:
-    """Show how many questions each look-up answers at its gates, rightly and wrongly."""
-    rows = [line.split("\t") for line in QUESTIONS.read_text().splitlines()[1:]]
-    asked = [row[0] for row in rows]
-    ways = {
-        "please": [f"Please, {text[0].lower()}{text[1:]}" for text in asked],
-        "in other words": [row[1] for row in rows],
-        "another question": [row[2] for row in rows],
-    }
-    figures: dict[str, float] = {}
-    say(f"of {len(rows)}, rightly and wrongly: {', '.join(ways)}")
-    for lookup, gates in GATES.items():
-        args = LookupArguments(lookup=lookup, encoder=encoder)
-        with Memory(":memory:", lookup=load_lookup(args, Context(device="cpu"))) as memory:
-            memory.log.append(MemoryEntry(question=text, feedback=text) for text in asked)
-            for gate in gates:
-                told = []
-                for way, texts in ways.items():
-                    found = [memory.search(text, threshold=gate) for text in texts]
-                    right = sum(
-                        bool(one) and one[0].question == text and way != "another question"
-                        for one, text in zip(found, asked, strict=True)
-                    )
-                    wrong = sum(map(bool, found)) - right
-                    told.append(f"{right:>3} {wrong:>3}")
-                    figures |= {f"{lookup} {gate}/{way}, right": right}
-                    figures |= {f"{lookup} {gate}/{way}, wrong": wrong}
-                say(f"{lookup:>14} {gate:>5}  {'    '.join(told)}")
-    return figures
 
 
 def measure(size: int, width: int, num_queries: int) -> dict[str, float]:

@@ -14,7 +14,6 @@ import transformers
 from pgra.config import choose
 from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import Task
-from pgra.encoders.encoder import Encoder
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import (
@@ -43,9 +42,6 @@ T5_SHAPES = {
     "t5-base": (12, 768, 12, 3072),
 }
 T5_TOKENIZER = "bundled:t5-small-titles"
-# Layers, width, heads of Devlin et al. 2019.
-BERT_SHAPES = {"bert-tiny": (2, 64, 1), "bert-base": (12, 768, 12)}
-BERT_TOKENIZER = "bundled:minilm-l6"
 
 
 def shape_of(name: str, shapes: Collection[str], lender: str) -> tuple[str, Any]:
@@ -112,25 +108,6 @@ def open_plain(name: str, *, device: torch.device) -> Any:
         return transformers.T5ForConditionalGeneration(config).eval()
 
 
-def open_encoder(
-    name: str, *, dtype: str = "auto", device: str = "auto", max_tokens: int = 128
-) -> Encoder:
-    """Open an encoder, by name or at random in a shape (`random:bert-base`)."""
-    options = {"encoder_dtype": dtype, "max_encoder_tokens": max_tokens, "device": device}
-    if not name.startswith(RANDOM):
-        return Encoder.load(name, **options)
-    shape, tokenizer = shape_of(name, BERT_SHAPES, BERT_TOKENIZER)
-    layers, width, heads = BERT_SHAPES[shape]
-    config = transformers.BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-    )
-    model = _fill(config, choose_device(device), torch.float32)
-    return Encoder.load(model, tokenizer, pooling="mean", **options)
-
-
 def open_lm(
     name: str, *, dtype: str = "auto", device: str = "auto", layer: str = "last"
 ) -> CausalLM:
@@ -158,9 +135,7 @@ def _fill(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
         return transformers.AutoModel.from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
-def count_operations(
-    config: Any, lengths: Sequence[int], *, behind: int = 0, is_causal: bool = True
-) -> float:
+def count_operations(config: Any, lengths: Sequence[int], *, behind: int = 0) -> float:
     """Count the operations of reading texts, from a model's configuration alone.
 
     A token that looks at c keys (its own among them) costs 2 N + 4 L W c: a multiplication and an
@@ -173,7 +148,6 @@ def count_operations(
         config: Of the base model.
         lengths: Own tokens of each text.
         behind: Tokens before them that were read already; each text's tokens look at them.
-        is_causal: Whether a token looks at those before it only.
     """
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(config)
@@ -181,6 +155,6 @@ def count_operations(
     inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
     heads = getattr(config, "num_attention_heads", None) or 0  # none in a state-space LM
     head = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
-    looks = sum(n * behind + (n * (n + 1) // 2 if is_causal else n * n) for n in lengths)
+    looks = sum(n * behind + n * (n + 1) // 2 for n in lengths)
     attended = 4.0 * config.num_hidden_layers * heads * head * looks
     return 2.0 * sum(p.numel() for p in inner) * sum(lengths) + attended

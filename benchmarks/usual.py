@@ -1,9 +1,7 @@
-"""Encoders and Fusion-in-Decoder as they are usually written, and what a reader reads.
+"""Fusion-in-Decoder as it is usually written, and what a reader reads.
 
-Sentences: the longest first, a padded batch at a time, each fetched before the next.
-
-Readers: each segment padded to 128 tokens, the encoder's outputs put side by side with their
-padding, `torch.optim.AdamW`, autocast for bfloat16; labels by `generate`.
+Each segment is padded to 128 tokens, the encoder's outputs are put side by side with their
+padding; `torch.optim.AdamW`, autocast for bfloat16; labels by `generate`.
 """
 
 import argparse
@@ -144,22 +142,3 @@ def decide_usual(
     with measured(args.device) as cost:
         parts = [decide(start) for start in range(0, len(segments), args.batch_size)]
     return cost, list(itertools.chain.from_iterable(parts))
-
-
-@torch.inference_mode()
-def encode_usual(
-    model: Any, tokenizer: Any, texts: Sequence[str], *, batch_size: int, max_tokens: int
-) -> torch.Tensor:
-    """Encode texts as sentence-transformers does; give the unit means of their states, (n, D)."""
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    found = []
-    for start in range(0, len(texts), batch_size):
-        batch = [texts[i] for i in order[start : start + batch_size]]
-        tokens = tokenizer(
-            batch, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt"
-        ).to(model.device)
-        hidden = model(**tokens).last_hidden_state
-        mask = tokens.attention_mask.unsqueeze(-1).to(hidden.dtype)
-        means = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-        found.append(torch.nn.functional.normalize(means, dim=1).float().cpu())
-    return torch.cat(found)[torch.tensor(order).argsort()]

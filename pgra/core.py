@@ -5,11 +5,12 @@ Axes: B queries, K candidates a query, N evidence read, P corpus passages.
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -153,6 +154,31 @@ class Worker:
         """Return every `world`-th unit, from `rank`."""
         return list(units[self.rank :: self.world])
 
+    def take(
+        self,
+        units: Sequence[Unit],
+        place: Callable[[Unit], Path],
+        is_done: Callable[[Unit], bool],
+    ) -> Iterator[Unit]:
+        """Yield the units that nobody else has taken: this share, then the others' last ones.
+
+        A unit is taken by making the file `place`, which who finishes it removes. What was left by
+        a killed process of the same rank is taken again.
+        """
+        own = self.share(range(len(units)))
+        for i in [*own, *sorted({*range(len(units))} - {*own}, reverse=True)]:
+            path = place(units[i])
+            try:
+                with path.open("x") as file:  # O_EXCL
+                    file.write(str(self.rank))
+            except FileExistsError:
+                if path.read_text() != str(self.rank):
+                    continue
+            if is_done(units[i]):
+                path.unlink()
+            else:
+                yield units[i]
+
 
 # How long processes wait for each other: one may read long after the others are done.
 LONGEST_WAIT = timedelta(days=7)
@@ -215,6 +241,7 @@ class Context:
         artifacts: Root of what is computed once and shared by runs.
         device: "auto", "cpu", "cuda:1", ...; a ModelError if it is not there.
         shared: What the runs of one command keep in memory: the LM of the run before.
+        part: Its share where several commands do one job, as in a Slurm array; None: the whole.
     """
 
     worker: Worker = Worker()
@@ -223,6 +250,7 @@ class Context:
     device: str = "auto"
     progress: bool = True
     shared: dict[str, Any] = field(default_factory=dict, compare=False)
+    part: Worker | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "artifacts", Path(self.artifacts))  # callers give texts too
@@ -300,7 +328,7 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
 
 
 def run_overlapped(
-    units: Sequence[Unit],
+    units: Iterable[Unit],
     prepare: Callable[[Unit], T],
     compute: Callable[[T], V],
     *,
@@ -315,10 +343,10 @@ def run_overlapped(
     ahead: Future[T] | None = None
     kept: Future[object] | None = None
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-        for number, unit in enumerate(units):
+        for number, (unit, after) in enumerate(pairwise(chain(units, [None]))):
+            assert unit is not None
             ready = prepare(unit) if ahead is None else ahead.result()
-            if 0 < number < len(units) - 1:
-                ahead = reader.submit(prepare, units[number + 1])
+            ahead = reader.submit(prepare, after) if number and after is not None else None
             value = compute(ready)
             if kept is not None:
                 kept.result()

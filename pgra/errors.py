@@ -82,6 +82,10 @@ class ConfigError(PgraError):
     """An argument, a YAML or a combination of them that cannot work."""
 
 
+class PartDone(Exception):
+    """What a part of a job had to do is done; the message says what is left."""
+
+
 class DataError(PgraError):
     """A corpus, task file or label that is missing, unreadable or contradictory."""
 

@@ -1,17 +1,18 @@
 """The first stage's index and its search: `pgra index`, `pgra search`."""
 
-import importlib.util
+import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from pgra.commands.common import about, given_names, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.core import MISSING_ROW, Candidates, Context, join_context
+from pgra.core import MISSING_ROW, Candidates, Context, Worker, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.read import is_utf8
-from pgra.errors import ConfigError, check_alone, visible
+from pgra.errors import ConfigError, PartDone, check_alone, visible
 from pgra.methods.arguments import RuntimeArguments
 from pgra.retrieval.base import (
     IndexRequest,
@@ -33,11 +34,58 @@ class BuildArguments(Arguments):
         None,
         "Folder of the index (hybrid: of its dense half); default: under artifacts_dir.",
     )
+
+
+@dataclass(kw_only=True)
+class WorkArguments(Arguments):
+    """Who shares the work, without `accelerate launch`."""
+
     engine: str = arg(
         "local",
-        "Who encodes: local, or ray (a cluster that shares the folders; else this machine).",
+        "Who does the work: local, or ray (a cluster that shares the folders; else this machine).",
         choices=("local", "ray"),
     )
+    shard: str | None = arg(
+        None,
+        "I/N: encode or read what part I, from 0, of N has to do, then what slow parts have left, "
+        "and end. The same command without it goes on from there.",
+    )
+
+    def check(self) -> None:
+        if self.shard is not None and self.part is None:
+            raise ConfigError(f"--shard {self.shard!r} is no I/N, such as 0/8 to 7/8")
+
+    @property
+    def part(self) -> Worker | None:
+        """The part of a job that this command is; None: the whole."""
+        rank, _, world = (self.shard or "").partition("/")
+        is_one = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
+        return Worker(int(rank), int(world)) if is_one else None
+
+
+_MAX_LOST = 5  # workers that one part may cost before it fails
+
+
+def run_by_ray(command: Callable[[list[str]], int], words: Sequence[str], device: str) -> None:
+    """Run a command's parts in a Ray cluster, one on each GPU or else CPU; errors as the command's.
+
+    A lost worker's part begins again. Workers see this folder at the same place.
+    """
+    import ray
+
+    if not ray.is_initialized():  # joins the cluster of RAY_ADDRESS, or starts one
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    found = ray.cluster_resources()
+    has_gpus = device != "cpu" and found.get("GPU", 0) > 0
+    count = int(found.get("GPU" if has_gpus else "CPU", 1))
+    task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(_run_at)
+    asked = [[*words, "--engine=local", f"--shard={rank}/{count}"] for rank in range(count)]
+    ray.get([task.remote(Path.cwd(), command, part) for part in asked])
+
+
+def _run_at(folder: Path, command: Callable[[list[str]], int], words: list[str]) -> int:
+    os.chdir(folder)
+    return command(words)
 
 
 @dataclass(kw_only=True)
@@ -70,27 +118,31 @@ def build(argv: Sequence[str] | None = None) -> int:
           --index_factory IVF4096,Flat
       pgra index build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
     """
-    runtime, corpus_args, args, own = parse_arguments(
-        [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
-        argv,
+    words = list(sys.argv[1:] if argv is None else argv)
+    runtime, corpus_args, args, own, work = parse_arguments(
+        [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments, WorkArguments],
+        words,
         prog="pgra index build",
         unused=(*_UNUSED, "index_dir"),
         **about(build),
     )
     context = join_context(runtime.device, Path(runtime.artifacts_dir))
     cls = find_retriever(args.retriever)  # before a corpus is fetched
-    if own.engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise ConfigError("engine 'ray' needs Ray, which is not installed: pip install '.[ray]'")
     quiet_libraries()
+    if work.engine == "ray":
+        run_by_ray(build, words, runtime.device)
     corpus = open_corpus(corpus_args, context.artifacts)
     request = IndexRequest(
         args=args,
         corpus=corpus,
-        context=context,
+        context=replace(context, part=work.part),
         output_dir=Path(own.output_dir) if own.output_dir else None,
-        engine=own.engine,
     )
-    indexes = cls.open(request).built
+    try:
+        indexes = cls.open(request).built
+    except PartDone as done:
+        say(str(done))
+        return 0
     if not indexes:
         raise ConfigError(f"retriever '{args.retriever}' has no index: there is nothing to build")
     if context.is_main:

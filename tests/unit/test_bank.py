@@ -2,10 +2,12 @@
 
 import contextlib
 import shutil
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
+from conftest import contents
 
 from pgra.artifacts import Inputs
 from pgra.core import Context, Worker
@@ -108,6 +110,32 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
     late.fill(range(18), same, slopes, shard_rows=4, context=context)
     assert len(late) == len(Bank(tmp_path, FIELDS)) == 18  # a key of both counts once
     np.testing.assert_array_equal(late.states(range(18))[:, 0], np.arange(18))
+
+
+def part(rank, world=2):
+    return Context(part=Worker(rank, world), progress=False)
+
+
+@pytest.mark.parametrize("last", [part(0), QUIET], ids=["again", "whole"])
+def test_parts_fill_one_bank_as_one_process_does_whoever_is_slow_or_killed(tmp_path, last):
+    fill(tmp_path / "one", range(23), shard_rows=4)
+    folder, asked = tmp_path / "parts", []
+
+    def encode(keys, advance):
+        asked.append(keys[0])
+        if len(asked) == 1:  # this one is slow: the other does all that it has not taken
+            fill(folder, range(23), shard_rows=4, context=part(1))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return slopes(keys, advance)
+
+    with pytest.raises(KeyboardInterrupt):
+        Bank(folder, FIELDS).fill(range(23), same, encode, shard_rows=4, context=part(0))
+    for context in (part(1), last):
+        assert asked == [0, 8]
+        assert Bank(folder, FIELDS).missing(range(23)).tolist() == [8, 9, 10, 11]
+        fill(folder, range(23), shard_rows=4, context=context)
+    assert contents(folder) == {**contents(tmp_path / "one"), "manifest.json": ANY}
 
 
 # One shard on disk: what comes back, and what is refused.

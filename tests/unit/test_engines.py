@@ -158,10 +158,12 @@ def test_vllm_in_this_process_is_asked_as_its_api_has_it(lm_dirs, monkeypatch):
         found = [stock_state(folder, one["prompt_token_ids"]) for one in prompts]
         return [SimpleNamespace(outputs=SimpleNamespace(data=state)) for state in found]
 
-    vllm = SimpleNamespace(LLM=lambda _, **how: made.update(how) or SimpleNamespace(encode=encode))
+    def load(_, **how):
+        return made.update(how) or SimpleNamespace(encode=encode)
+
+    vllm = SimpleNamespace(LLM=load, __version__="0.32.0")
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(PoolerConfig=dict))
-    monkeypatch.setattr("pgra.lm.causal_lm.version", lambda name: "0.32.0")
     opened = [
         pgra.Reranker(lm, template="{text}", similarity="dot") for lm in (f"vllm:{folder}", folder)
     ]

@@ -1,12 +1,15 @@
 """A plan counts what the run then reads, for each first stage and each reranker."""
 
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
-from conftest import with_rerank, with_retriever
+from conftest import contents, with_rerank, with_retriever
 
 from pgra.commands.plan import make_plan
-from pgra.core import ALONE
+from pgra.commands.rerank import read_part
+from pgra.core import ALONE, Context, Worker
 from pgra.methods.stages import Stages
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
@@ -56,6 +59,14 @@ def test_the_run_reads_what_was_counted(args, way, cross_encoder_dir, monkeypatc
     after = plan(args)
     assert (after.to_read, after.seconds) == (0, 0.0)
     assert after.pairs == before.pairs
+    # Two parts leave the same bytes, and a run has nothing left to read.
+    home = Path(args.runtime.artifacts_dir)
+    parts = args.having(runtime=replace(args.runtime, artifacts_dir=str(home / "parts")))
+    said = [read_part(parts, [], Context(part=Worker(rank, 2))) for rank in (1, 0)]
+    assert said[-1].endswith("; none are still with other parts")
+    one, two = contents(home / "banks"), contents(home / "parts" / "banks")
+    assert two == {name: ANY if "manifest" in name else kept for name, kept in one.items()}
+    assert run(parts) == 0
 
 
 def test_what_is_timed_is_kept_and_read_once(args):
