@@ -77,11 +77,6 @@ class CorpusArguments(Arguments):
                 raise ConfigError(f"corpus_id and {name} cannot be combined: leave one out")
 
     @property
-    def drops_duplicates(self) -> bool:
-        """Whether only the first of equal passages stays: not where each has a name."""
-        return self.drop_duplicates and self.corpus_id is None
-
-    @property
     def sources(self) -> list[str]:
         """The corpus's files, in order."""
         return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
@@ -363,7 +358,8 @@ def _write_corpus(
         rows = rows[np.sort(draw.choice(len(rows), min(most, len(rows)), replace=False))]
     first = np.sort(np.unique(hashes[rows], return_index=True)[1])
     num_duplicates = len(rows) - len(first)
-    rows = (rows[first] if args.drops_duplicates else rows)[:most]
+    is_distinct = args.drop_duplicates and args.corpus_id is None  # of names each has its own
+    rows = (rows[first] if is_distinct else rows)[:most]
     if not len(rows):
         raise DataError(f"{where} holds no passage: all of its lines are blank")
 

@@ -21,14 +21,13 @@ import xxhash
 
 from pgra import artifacts as store
 from pgra.core import Json, check_device
-from pgra.data.bundled import bundled_model_dir
+from pgra.data.bundled import BUNDLED, bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
 
-BUNDLED = "bundled:"
 _IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _MAIN = "main"
