@@ -23,7 +23,8 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what tqdm takes; `desc` is the name, `unit` what the rate counts."""
         self.is_log = not sys.stderr.isatty()
-        kwargs["disable"] = bool(kwargs.get("disable")) or _is_quiet()
+        level = logging.getLogger("pgra").getEffectiveLevel()
+        kwargs["disable"] = bool(kwargs.get("disable")) or level >= logging.ERROR
         kwargs.setdefault("delay", type(self).delay)
         if self.is_log:
             kwargs.setdefault("bar_format", _LINE)
@@ -45,10 +46,6 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
             self.fp.write(f"{line}\n")
         elif not self.disable:
             self.write(line, file=self.fp)
-
-
-def _is_quiet() -> bool:
-    return logging.getLogger("pgra").getEffectiveLevel() >= logging.ERROR
 
 
 @contextmanager

@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import (
-    SeriesArguments,
-    about,
-    given_names,
-    join_run,
-    parse_run,
-    quiet_libraries,
-    say,
-)
+from pgra.commands import common
 from pgra.config import (
     Defaults,
     arg,
@@ -33,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class GridArguments(SeriesArguments):
+class GridArguments(common.SeriesArguments):
     """How a grid is run."""
 
     GROUP = "Options"
@@ -66,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
         asked = ["--help-all" if wants_all(words) else "--help"]
-        parse_run(asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **about(main))
+        common.parse_run(asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **common.about(main))
     if words == ["--list"]:
-        say(_list_grids())
+        common.say(_list_grids())
         return 0
     if not words or words[0].startswith("-"):
         raise ConfigError(
@@ -79,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.runs import lock_run
 
     grid = read_grid(words[0], demo=how.demo)
-    if both := given_names(rest) & {"seed", *grid.axes}:
+    if both := common.given_names(rest) & {"seed", *grid.axes}:
         raise ConfigError(f"the grid varies {both.pop()}: give --seeds, or a YAML that extends it")
-    if how.tasks and "task" in given_names(rest):
+    if how.tasks and "task" in common.given_names(rest):
         raise ConfigError("--task and --tasks both name what to run: give one of them")
-    context = join_run(rest)
+    context = common.join_run(rest)
     root = Path(how.output_dir or f"runs/ablate-{grid.name}{'-demo' if how.demo else ''}")
-    tasks = [] if "task" in given_names(rest) else how.tasks
+    tasks = [] if "task" in common.given_names(rest) else how.tasks
     runs = make_runs(
         grid,
         how.seeds or [],
@@ -93,11 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         lambda task, point: resolve_point(grid, task, point, rest, root),
         tasks,
     )
-    quiet_libraries()
+    common.quiet_libraries()
     if how.dry_run:
         finished = sum(run.is_finished for run in runs)
         names = [run.name + (", finished" if run.is_finished else "") for run in runs]
-        say("\n".join([*names, f"{len(runs)} runs, {finished} of them finished"]))
+        common.say("\n".join([*names, f"{len(runs)} runs, {finished} of them finished"]))
         return 0
     with lock_run(root, context):
         if context.is_main:
@@ -135,14 +127,14 @@ def _show_results(
         try:
             command(words)
         except PgraError as error:  # runs that it cannot put into one table stay where they are
-            say(f"no table: {error}")
+            common.say(f"no table: {error}")
             code = 1
     if grid.show in ("seconds", "dev"):
-        say(_describe_seconds(done) if grid.show == "seconds" else _describe_best(done))
+        common.say(_describe_seconds(done) if grid.show == "seconds" else _describe_best(done))
     for name, reason in failures.items():
-        say(f"failed: {name}: {reason}")
+        common.say(f"failed: {name}: {reason}")
     if failures:
-        say(f"{len(failures)} runs failed; the same command tries them again")
+        common.say(f"{len(failures)} runs failed; the same command tries them again")
     return code
 
 
@@ -194,10 +186,10 @@ def resolve_point(
     if not grid.share:  # artifacts of its own
         folder = str(root / point.folder / "artifacts")
         over.append(Defaults(grid.origin, {"artifacts_dir": folder}))
-    args, _ = parse_run(
+    args, _ = common.parse_run(
         words,
         prog="pgra ablate",
-        **about(main),
+        **common.about(main),
         under=grid.under(task, point),
         over=over,
         others=argument_names(grid),

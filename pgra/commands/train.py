@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pgra.commands.common import (
-    SeriesArguments,
-    about,
-    given_names,
-    join_run,
-    parse_run,
-    quiet_libraries,
-    say,
-    show_metrics,
-    show_seeds,
-)
+from pgra.commands import common
 from pgra.config import Arguments, Defaults, arg, parse_arguments
 from pgra.errors import ArtifactError, ConfigError, DamageError, check_alone, reading
 from pgra.methods.arguments import RunArguments
@@ -80,29 +70,33 @@ def _run(
     under: Mapping[str, Any] | None = None,
 ) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    context = join_run(words)
-    args, (series,) = parse_run(
-        words, [SeriesArguments], prog=prog, **about(command), under=[Defaults(prog, under or {})]
+    context = common.join_run(words)
+    args, (series,) = common.parse_run(
+        words,
+        [common.SeriesArguments],
+        prog=prog,
+        **common.about(command),
+        under=[Defaults(prog, under or {})],
     )
     from pgra.methods.base import fill_folder
     from pgra.runs import run, run_seeds
 
-    quiet_libraries()
+    common.quiet_libraries()
     if series.dry_run:
         from pgra.commands.plan import show_plan
 
         check_alone(f"{prog} --dry_run")
-        say(show_plan(args))
+        common.say(show_plan(args))
         return 0
-    if context.is_main and not given_names(words) & {"config", "lm", "profile"}:
+    if context.is_main and not common.given_names(words) & {"config", "lm", "profile"}:
         _ask_for_paper_models(args)
     args = fill_folder(args)
     if series.seeds:
-        shown = show_seeds(run_seeds(args, series.seeds, context))
+        shown = common.show_seeds(run_seeds(args, series.seeds, context))
     else:
-        shown = show_metrics(run(args, context))
+        shown = common.show_metrics(run(args, context))
     if context.is_main:
-        say(shown)
+        common.say(shown)
     return 0
 
 
@@ -155,8 +149,10 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
       pgra evaluate --run runs/sst2-pgra-seed42
       pgra evaluate --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
     """
-    (args,) = parse_arguments([EvaluateArguments], argv, prog="pgra evaluate", **about(evaluate))
-    quiet_libraries()
+    (args,) = parse_arguments(
+        [EvaluateArguments], argv, prog="pgra evaluate", **common.about(evaluate)
+    )
+    common.quiet_libraries()
     from pgra.core import join_context
     from pgra.runs import evaluate_run
 
@@ -168,7 +164,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         Path(args.run), context, split=args.split, changes=changes, output_dir=target
     )
     if context.is_main:
-        say(show_metrics(measured))
+        common.say(common.show_metrics(measured))
     return 0
 
 
@@ -192,12 +188,12 @@ def push(argv: Sequence[str] | None = None) -> int:
     The reader's folder is uploaded with its model card (README.md); checkpoints are not. The token
     is HF_TOKEN, or your login's.
     """
-    (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **about(push))
-    quiet_libraries()
+    (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **common.about(push))
+    common.quiet_libraries()
     from pgra.run_folder import push_run
 
     name = args.hub_model_id or Path(args.run).absolute().name
-    say(f"pushed: {push_run(Path(args.run), name, private=args.hub_private_repo or None)}")
+    common.say(f"pushed: {push_run(Path(args.run), name, private=args.hub_private_repo or None)}")
     return 0
 
 
@@ -222,7 +218,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-"):
         words = ["--folders", *words]
-    (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **about(verify))
+    (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **common.about(verify))
     from pgra.artifacts import CHECKSUMS_FILE, MANIFEST, find_damage
 
     ours, num_records, damage = (MANIFEST, CHECKSUMS_FILE, "metrics.json", "pgra.json"), 0, []
@@ -241,5 +237,5 @@ def verify(argv: Sequence[str] | None = None) -> int:
     if not num_records:
         raise ArtifactError(f"{where} has no checksums: give artifacts, runs, or what holds some")
     state = f"{len(damage)} files are damaged" if damage else "all as written"
-    say("\n".join([f"{where}: {num_records} records of files, {state}", *damage]))
+    common.say("\n".join([f"{where}: {num_records} records of files, {state}", *damage]))
     return int(bool(damage))

@@ -20,20 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from pgra.artifacts import (
-    Inputs,
-    TemporaryFolder,
-    artifact_dir,
-    at_home,
-    build_once,
-    digest,
-    file_checksum,
-    read_array,
-    read_manifest,
-    without_home,
-    write_array,
-    write_lines,
-)
+from pgra import artifacts as store
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW, Json, Rows
 from pgra.data import read
@@ -89,11 +76,6 @@ class CorpusArguments(Arguments):
                 raise ConfigError(f"corpus_id and {name} cannot be combined: leave one out")
 
     @property
-    def drops_duplicates(self) -> bool:
-        """Whether only the first of equal passages stays: not where each has a name."""
-        return self.drop_duplicates and self.corpus_id is None
-
-    @property
     def sources(self) -> list[str]:
         """The corpus's files, in order."""
         return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
@@ -128,7 +110,7 @@ class Source:
     @property
     def identity(self) -> str:
         """What the rows are, for fingerprints: a file's checksum, a data set's commit."""
-        return file_checksum(self.path) if self.table is None else self.commit
+        return store.file_checksum(self.path) if self.table is None else self.commit
 
     def rows(self, columns: Sequence[str]) -> Iterator[read.Record]:
         """Yield its rows, which have these fields; a line of a .txt is the first of them.
@@ -168,7 +150,7 @@ def find_source(name: str) -> Source:
     """
     if name.startswith(BUNDLED):
         return _open_file(bundled_corpus_file(name.removeprefix(BUNDLED)))
-    path = at_home(name)
+    path = store.at_home(name)
     is_local = path.exists() or path.parent.is_dir()
     if not is_local and _HUB_FILE.fullmatch(name):
         from huggingface_hub import hf_hub_download
@@ -225,21 +207,21 @@ class Corpus:
         self,
         folder: Path,
         made_by: CorpusArguments | None = None,
-        keeper: TemporaryFolder | None = None,
+        keeper: store.TemporaryFolder | None = None,
     ) -> None:
         """Open a corpus that was read before; `keeper` keeps a temporary folder with it.
 
         Raises:
             ArtifactError: If it is unfinished or damaged.
         """
-        counts = read_manifest(folder, stage=_STAGE).counts
+        counts = store.read_manifest(folder, stage=_STAGE).counts
         self.folder, self.made_by, self._keeper = folder, made_by, keeper
         self.counts: Mapping[str, int] = {name: counts[name] for name in COUNTS}
         self.fingerprint: Mapping[str, Json] = {
             "corpus_sha256": counts["sha256"],
             "rows": counts["rows"],
         }
-        self._ends = read_array(folder / _ENDS)
+        self._ends = store.read_array(folder / _ENDS)
         with (folder / _FILE).open("rb") as file:
             self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -308,7 +290,7 @@ def open_corpus(
             passage of a list or a data set is no text, or blank.
         ValueError: If `source` is none of these.
     """
-    keeper = TemporaryFolder() if artifacts is None else None
+    keeper = store.TemporaryFolder() if artifacts is None else None
     root = keeper.path if keeper else Path(str(artifacts))
     if isinstance(source, CorpusArguments):
         args = source
@@ -317,12 +299,12 @@ def open_corpus(
         file = source if is_file else write_passages(source, root / "passages", corpus_field)
         args = CorpusArguments(corpus=str(file), corpus_field=corpus_field, drop_duplicates=is_file)
     sources = [find_source(name) for name in args.sources]
-    inputs = Inputs.of(source.path for source in sources if source.table is None)
+    inputs = store.Inputs.of(source.path for source in sources if source.table is None)
     made_of: list[Json] = [{"kind": source.kind, "is": source.identity} for source in sources]
     fields: dict[str, Json] = {**vars(args), "corpus": made_of}
     name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0]
-    folder = artifact_dir(root / "corpora", name, fields)
-    build_once(
+    folder = store.artifact_dir(root / "corpora", name, fields)
+    store.build_once(
         folder,
         stage=_STAGE,
         fingerprint=fields,
@@ -353,9 +335,9 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
         raise ValueError(
             f"{found[:1] or 'nothing'} is no passage: give CorpusArguments(corpus=[FILE, ...])"
         )
-    file = folder / f"passages-{digest(found)[:12]}.jsonl"
+    file = folder / f"passages-{store.digest(found)[:12]}.jsonl"
     if not file.is_file():
-        write_lines(file, [{corpus_field: text} for text in found])
+        store.write_lines(file, [{corpus_field: text} for text in found])
     return file
 
 
@@ -367,7 +349,7 @@ def _write_corpus(
     Two different texts of 21 million have one hash with a chance of one in 80,000, and then the
     second is dropped.
     """
-    where = ", ".join(without_home(source.where) for source in sources)
+    where = ", ".join(store.without_home(source.where) for source in sources)
     keys = (xxhash.xxh3_64_intdigest(text.encode()) for _, text in _passages(args, sources))
     hashes = np.fromiter(Bar(keys, desc="read", unit=" passages"), np.uint64)
     rows = np.flatnonzero(hashes != xxhash.xxh3_64_intdigest(b""))
@@ -377,7 +359,8 @@ def _write_corpus(
         rows = rows[np.sort(draw.choice(len(rows), min(most, len(rows)), replace=False))]
     first = np.sort(np.unique(hashes[rows], return_index=True)[1])
     num_duplicates = len(rows) - len(first)
-    rows = (rows[first] if args.drops_duplicates else rows)[:most]
+    is_distinct = args.drop_duplicates and args.corpus_id is None  # of names each has its own
+    rows = (rows[first] if is_distinct else rows)[:most]
     if not len(rows):
         raise DataError(f"{where} holds no passage: all of its lines are blank")
 
@@ -393,7 +376,7 @@ def _write_corpus(
                 ends[row + 1] = ends[row] + file.write(line)
             if name and (row != MISSING_ROW or not text):
                 names.write(f"{name} {row}\n".encode())
-    write_array(folder / _ENDS, ends)
+    store.write_array(folder / _ENDS, ends)
     counts = dict(zip(COUNTS, (len(rows), num_blank, num_duplicates), strict=True))
     logger.info("corpus %s: %s", where, ", ".join(f"{n} {name}" for name, n in counts.items()))
     return {**counts, "sha256": sha256.hexdigest()}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder
-from pgra.core import Example, Json, check_device, run_overlapped
+from pgra.core import Example, Json, run_overlapped
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -219,7 +219,6 @@ class Encoder:
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
             TypeError: If an option is unknown.
         """
-        check_device(device, is_used=False)
         if isinstance(encoder, cls):
             return encoder
         if isinstance(encoder, PassageEncoderArguments):

@@ -210,10 +210,9 @@ class Selector:
         self.args, self.pool, self.count = args, pool, args.count
         if similarity is not None:
             self.similarity = similarity
-        size, copies = len(pool.guard.distinct), pool.guard.num_copies
-        if size < self.count:
+        if (size := len(pool.guard.distinct)) < self.count:
             raise ConfigError(
-                f"num_exemplars is {self.count}, the pool has {size} and {copies} copies: lower it"
+                f"num_exemplars is {self.count}, the pool has {size} different: lower it"
             )
 
     @property

@@ -255,17 +255,12 @@ def open_labeler(folder: Path) -> Labeler:
 
 
 def label_texts(
-    labeler: Labeler,
-    texts: Sequence[str],
-    folder: Path,
-    *,
-    device: str = "auto",
-    save_every: int = _SAVED_EVERY,
+    labeler: Labeler, texts: Sequence[str], folder: Path, *, device: str = "auto"
 ) -> dict[str, str]:
     """Label texts by a plain reader; a text fills the task's first input.
 
-    Labels are kept in `folder` for other calls, whose texts are returned too, and saved after every
-    `save_every` texts.
+    Labels are kept in `folder` for other calls, whose texts are returned too, and saved as they
+    come.
     """
     path = folder / f"{labeler.record.task}-{labeler.checksum[:12]}.jsonl"
     known: dict[str, dict[str, float]] = {}
@@ -281,8 +276,8 @@ def label_texts(
     logger.info("labeler %s: %d texts, %d to read", labeler.home, len(texts), len(missing))
     if missing:
         reader = Reader.load(labeler.home, device=device)
-    for start in range(0, len(missing), save_every):
-        part = missing[start : start + save_every]
+    for start in range(0, len(missing), _SAVED_EVERY):
+        part = missing[start : start + _SAVED_EVERY]
         decided = reader.predict(part, [])
         known |= {text: dict(one.scores) for text, one in zip(part, decided, strict=True)}
         lines: list[dict[str, Json]]

@@ -28,15 +28,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pgra import config
 from pgra.artifacts import write_json
-from pgra.config import (
-    CHOOSING,
-    Defaults,
-    config_root,
-    find_yaml,
-    from_values,
-    read_yaml,
-)
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.methods.arguments import RunArguments
@@ -121,25 +114,25 @@ class Grid:
     def axes(self) -> list[str]:
         return list(dict.fromkeys(name for point in self.cells for name in point.values))
 
-    def under(self, task: str | None, point: Point) -> list[Defaults]:
+    def under(self, task: str | None, point: Point) -> list[config.Defaults]:
         """Return defaults below `--profile` and `--config`; later ones win."""
         base = dict(self.base)
         profile = base.pop(PROFILE, None)
         profile = point.values.get(PROFILE, profile)
-        layers = [Defaults(self.origin, base)]
+        layers = [config.Defaults(self.origin, base)]
         if profile is not None:
-            path = find_yaml("profile", "profiles", str(profile))
-            layers.insert(0, Defaults(str(path), read_yaml(path)))
+            path = config.find_yaml("profile", "profiles", str(profile))
+            layers.insert(0, config.Defaults(str(path), config.read_yaml(path)))
         if task is not None:
-            layers.append(Defaults(f"{self.origin}: {task}", self.by_task.get(task, {})))
+            layers.append(config.Defaults(f"{self.origin}: {task}", self.by_task.get(task, {})))
         return layers
 
-    def over(self, task: str | None, point: Point) -> Defaults:
+    def over(self, task: str | None, point: Point) -> config.Defaults:
         """Return the point's own values, which win against `--profile` and `--config`."""
         values = {name: value for name, value in point.values.items() if name != PROFILE}
         if task is not None:
             values = {**values, **point.by_task.get(task, {}), "task": task}
-        return Defaults(f"{self.origin}: {point.name}", values)
+        return config.Defaults(f"{self.origin}: {point.name}", values)
 
 
 def read_grid(name: str, *, demo: bool = False) -> Grid:
@@ -148,14 +141,14 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     Raises:
         ConfigError: On an unknown grid, key or profile, or a value of the wrong kind.
     """
-    path = find_yaml("grid", "ablations", name)
+    path = config.find_yaml("grid", "ablations", name)
     values = _read_layers(path)
     small = values.pop("demo", None) or {}
     if demo:
         values = _merge({**values, "by_task": {}}, small)
     values.setdefault("title", path.stem)
     try:
-        grid = from_values(Grid, values, name=path.stem, origin=str(path))
+        grid = config.from_values(Grid, values, name=path.stem, origin=str(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if {"seed", "task"} & {*grid.axes}:
@@ -165,12 +158,12 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
 
 def _read_layers(path: Path) -> dict[str, Any]:
     """Read a YAML merged into the one it extends, which lies beside it or is one of ours."""
-    values = read_yaml(path)
+    values = config.read_yaml(path)
     below = values.get("extends")
     if below is None:
         return values
     beside = path.with_name(f"{below}.yaml")
-    ours = config_root() / "ablations" / beside.name
+    ours = config.config_root() / "ablations" / beside.name
     return _merge(_read_layers(beside if beside.is_file() else ours), values)
 
 
@@ -187,7 +180,7 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 def argument_names(grid: Grid) -> set[str]:
     """Return the names of all arguments of the classes that a grid names."""
     named = [{**grid.base, **point.values} for point in grid.cells]
-    chosen = [find_sections({n: own[n] for n in CHOOSING if n in own}) for own in named]
+    chosen = [find_sections({n: own[n] for n in config.CHOOSING if n in own}) for own in named]
     return {f.name for sections in chosen for cls in sections.values() for f in fields(cls)}
 
 

@@ -19,25 +19,15 @@ from typing import Any
 import torch
 import xxhash
 
-from pgra.artifacts import (
-    CHECKSUMS_FILE,
-    NO_INPUTS,
-    Inputs,
-    TemporaryFolder,
-    at_home,
-    digest,
-    file_checksum,
-    find_changes,
-)
+from pgra import artifacts as store
 from pgra.core import Json, check_device
-from pgra.data.bundled import bundled_model_dir
+from pgra.data.bundled import BUNDLED, bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.progress import quiet_transformers
 
 logger = logging.getLogger(__name__)
 
-BUNDLED = "bundled:"
 _IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _MAIN = "main"
@@ -72,7 +62,7 @@ class ModelSource:
     identity: str
     is_only_cached: bool = False
     subfolder: str = ""
-    inputs: Inputs = field(default=NO_INPUTS, repr=False, compare=False)
+    inputs: store.Inputs = field(default=store.NO_INPUTS, repr=False, compare=False)
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -93,7 +83,7 @@ def find_model(name: str) -> ModelSource:
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
     else:
-        folder = at_home(name)
+        folder = store.at_home(name)
         if not folder.is_dir():
             return _find_on_hub(name)
     parts = read_parts(ModelSource(name, str(folder), None, ""))
@@ -105,7 +95,7 @@ def find_model(name: str) -> ModelSource:
         for file in (folder.rglob("*") if parts else folder.iterdir())
         if file.suffix in _IDENTITY and file.name != "manifest.json"
     )
-    inputs = Inputs.of(files)
+    inputs = store.Inputs.of(files)
     identity = _files_digest(folder, inputs)
     return ModelSource(name, str(folder), None, identity, subfolder=subfolder, inputs=inputs)
 
@@ -115,11 +105,15 @@ def _adapter_problem(name: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def _files_digest(folder: Path, inputs: Inputs) -> str:
-    for name, what in find_changes(folder):  # of a model that pgra trained
-        raise ModelError(f"{folder / name} {what}: train it again, or move {CHECKSUMS_FILE} away")
+def _files_digest(folder: Path, inputs: store.Inputs) -> str:
+    for name, what in store.find_changes(folder):  # of a model that pgra trained
+        raise ModelError(
+            f"{folder / name} {what}: train it again, or move {store.CHECKSUMS_FILE} away"
+        )
     paths = [Path(stamp[0]) for stamp in inputs.stamps]
-    return digest({path.relative_to(folder).as_posix(): file_checksum(path) for path in paths})[:32]
+    return store.digest(
+        {path.relative_to(folder).as_posix(): store.file_checksum(path) for path in paths}
+    )[:32]
 
 
 @lru_cache(maxsize=32)
@@ -305,9 +299,9 @@ def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
         )
 
 
-def save_loaded(model: Any, tokenizer: Any, what: str) -> TemporaryFolder:
+def save_loaded(model: Any, tokenizer: Any, what: str) -> store.TemporaryFolder:
     """Write a loaded model, or a `SentenceTransformer`, to a folder; raises as `check_loaded`."""
-    folder = TemporaryFolder()
+    folder = store.TemporaryFolder()
     if not type(model).__module__.startswith("sentence_transformers"):
         check_loaded(model, tokenizer, what)
         tokenizer.save_pretrained(str(folder.path))
@@ -321,7 +315,7 @@ def loaded_source(model: Any, name: str) -> ModelSource:
     for key, weight in model.state_dict().items():
         hasher.update(f"{key} {tuple(weight.shape)} {weight.dtype}".encode())
         hasher.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    config = digest(json.loads(model.config.to_json_string()))
+    config = store.digest(json.loads(model.config.to_json_string()))
     return ModelSource(name, "", None, f"loaded:{config[:12]}:{hasher.hexdigest()}")
 
 

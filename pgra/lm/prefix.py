@@ -197,6 +197,8 @@ class PromptedEncoder:
         """All that a state depends on, besides the text."""
         return {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
 
+    query_fingerprint = fingerprint
+
     @property
     def limit(self) -> int:
         return min(self.max_prompt_tokens or self.lm.window, self.lm.window)
@@ -245,10 +247,6 @@ class PromptedEncoder:
         """
         fields = [self.prompt.template.passage_fields(text) for text in texts]
         return self.encode_prompts(self.tokenize(fields), advance=advance)
-
-    @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
-        return self.fingerprint
 
     @property
     def inputs(self) -> Inputs:

@@ -19,16 +19,9 @@ from pgra.artifacts import digest, lock_folder, write_checksums
 from pgra.core import Context, Json
 from pgra.errors import ArtifactError, DataError
 from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
+from pgra.memory import lookup
 from pgra.memory.families import Family, read_stream
 from pgra.memory.log import read_events, replay
-from pgra.memory.lookup import (
-    EncoderLookup,
-    GeneratorArguments,
-    Lookup,
-    LookupArguments,
-    Match,
-    OpenLookup,
-)
 from pgra.memory.memory import Memory
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import ReaderModule
@@ -42,9 +35,9 @@ _MOST_WRITTEN = 65_536  # generated feedback kept by question
 class GeneratingLookup:
     """By the stored feedback nearest to one written for the question."""
 
-    scores: ClassVar = EncoderLookup.scores
+    scores: ClassVar = lookup.EncoderLookup.scores
 
-    def __init__(self, write: Callable[[str], str], identity: Json, nearest: Lookup) -> None:
+    def __init__(self, write: Callable[[str], str], identity: Json, nearest: lookup.Lookup) -> None:
         self._write, self._nearest = write, nearest
         self.fingerprint: Mapping[str, Json] = {
             "lookup": "gud-ir",
@@ -54,12 +47,12 @@ class GeneratingLookup:
         }
 
     @classmethod
-    def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:
+    def load(cls, args: lookup.LookupArguments, user: str, context: Context) -> lookup.OpenLookup:
         written = load_generator(str(args.generator), device=context.device)
-        nearest = EncoderLookup.load(args, user, context, form="feedback")
+        nearest = lookup.EncoderLookup.load(args, user, context, form="feedback")
         return lambda log: cls(*written, nearest(log))
 
-    def find(self, question: str, k: int = 1) -> list[Match]:
+    def find(self, question: str, k: int = 1) -> list[lookup.Match]:
         rough = self._write(question)
         return self._nearest.find(rough, k) if rough else []
 
@@ -146,7 +139,10 @@ class _Trainable(Trainable):
 
 
 def train_generator(
-    pairs: Sequence[tuple[str, str]], folder: Path, arguments: GeneratorArguments, context: Context
+    pairs: Sequence[tuple[str, str]],
+    folder: Path,
+    arguments: lookup.GeneratorArguments,
+    context: Context,
 ) -> TrainResult:
     """Train a model to write a question's feedback; write a plain model folder at the end.
 

@@ -141,7 +141,6 @@ class HeadMethod(Method):
     """Reads training examples with a frozen LM, fits a head to their states, and decides by it."""
 
     SECTIONS = METHODS["head"].sections
-    SEEDS = "of no effect here: the examples in the prompt are those of exemplar_seed"
 
     calibration = Calibration()
 

@@ -19,13 +19,7 @@ from pgra.core import Context, Example, Json, Prediction, Scores
 from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.lm.load import (
-    ModelSource,
-    choose_device,
-    find_model,
-    load_config,
-    load_tokenizer,
-)
+from pgra.lm import load
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import (
     SPLITS,
@@ -67,7 +61,7 @@ class Pgra(Method):
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
     COMBINES_SCORES: ClassVar[bool] = False  # of several inputs an example
 
-    source: ModelSource
+    source: load.ModelSource
     stages: Stages
     reader: Any
     calibration = Calibration()
@@ -81,7 +75,7 @@ class Pgra(Method):
         if self.COMBINES_SCORES and self.decode != "verbalizer":
             raise ConfigError(f"decode '{self.decode}' is not for method '{self.args.method}'")
         load_any_task(task_name(self.args))  # refuses a wrong name before models are looked for
-        self.source = find_model(self.args.reader.model_name_or_path)
+        self.source = load.find_model(self.args.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
         self.check()
@@ -89,7 +83,7 @@ class Pgra(Method):
 
     def open_tokenizer(self) -> None:
         """Load the reader's tokenizer; refuse words that it cannot write."""
-        self.tokenizer = load_tokenizer(self.source)
+        self.tokenizer = load.load_tokenizer(self.source)
         self.verbalizer.audit(self.tokenizer, decode=self.decode)
 
     def read_data(self) -> None:
@@ -112,11 +106,11 @@ class Pgra(Method):
     def check_training(self, num_examples: int) -> None:
         """Fill in what is not given; refuse what cannot be trained on so many examples an epoch."""
         training, world = self.args.training, self.context.worker.world
-        training.bf16 = uses_bf16(training, choose_device(self.context.device))
+        training.bf16 = uses_bf16(training, load.choose_device(self.context.device))
         training.share_batch(world)
         steps, _ = training.count_steps(num_examples, world)
         if training.learning_rate is None:
-            width = load_config(self.source).hidden_size
+            width = load.load_config(self.source).hidden_size
             training.learning_rate = default_learning_rate(width, steps)
             logger.info("training: learning rate %g", training.learning_rate)
 
@@ -173,7 +167,7 @@ class Pgra(Method):
 
     def open_reader(self, trained: Path | None = None) -> None:
         """Open the reader that training starts from, or a trained one from its folder."""
-        module = self.load_module(trained).to(choose_device(self.context.device))
+        module = self.load_module(trained).to(load.choose_device(self.context.device))
         if isinstance(self.data.task, GenerationTask) and trained is None:  # else it says it itself
             module.model.generation_config.max_new_tokens = self.data.task.max_new_tokens
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
@@ -339,7 +333,7 @@ class Pgra(Method):
         self.args = _recorded_arguments(record, self.args)
         self.data = TaskData(_recorded_task(record), (), (), ())
         self.verbalizer, self.layout = record.verbalizer, record.layout
-        self.calibration, self.source = record.calibration, find_model(str(home))
+        self.calibration, self.source = record.calibration, load.find_model(str(home))
         self.open_tokenizer()
         self.open_reader(home)
         self.stages = _open_recorded(home, record, self.data, self.args, self.context)
@@ -411,7 +405,7 @@ def _open_recorded(
     check(made=made["reranker"], asked=dict(stages.reranker.fingerprint))
     encoder = made["index"].get("dense", made["index"]).get("encoder")
     if encoder:  # by its folder's digest, before an index would be built with it
-        now = find_model(args.retriever.encoder).identity
+        now = load.find_model(args.retriever.encoder).identity
         check(made={"encoder": encoder}, asked={"encoder": now})
     check(made=made["index"], asked=dict(stages.retriever.fingerprint))
     return stages

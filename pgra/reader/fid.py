@@ -60,11 +60,9 @@ class PackedSegments:
     places: Tensor
 
     def to(self, device: torch.device) -> "PackedSegments":
-        parts = {
-            n: send(part, device) for n, part in vars(self).items() if isinstance(part, Tensor)
-        }
-        moved: dict[str, Any] = {**vars(self), **parts}
-        return PackedSegments(**moved)
+        parts = (self.input_ids, self.attention_mask, self.places)
+        ids, mask, places = (send(part, device) for part in parts)
+        return PackedSegments(ids, mask, self.groups, places)
 
 
 def pack_segments(

@@ -8,17 +8,7 @@ import numpy as np
 
 from pgra.config import choose, config_root, read_yaml
 from pgra.core import Json
-from pgra.report.metrics import (
-    Difference,
-    Values,
-    average_differences,
-    bootstrap,
-    compare_methods,
-    holm,
-    interval_95,
-    t_interval,
-    welch,
-)
+from pgra.report import metrics
 from pgra.report.results import (
     METHOD_ORDER,
     TASK_ORDER,
@@ -148,7 +138,7 @@ class Comparison:
             no seed decides either side.
     """
 
-    gap: Difference
+    gap: metrics.Difference
     p: float
     better: int
     shared: int
@@ -254,7 +244,7 @@ def _result(
 ) -> Result:
     # Seeds that are all equal would have an interval of no width.
     is_spread = max(values) - min(values) >= _LAST_DIGIT
-    return Result(runs, missing, values, t_interval(values) if is_spread else over_examples)
+    return Result(runs, missing, values, metrics.t_interval(values) if is_spread else over_examples)
 
 
 def _average(results: Sequence[Result]) -> Result:
@@ -262,22 +252,22 @@ def _average(results: Sequence[Result]) -> Result:
     missing = sorted({seed for result in results for seed in result.missing})
     values = _average_by_seed([result.runs for result in results])
     draws = [
-        bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
+        metrics.bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
         for number, result in enumerate(results)
     ]
-    interval = interval_95(np.mean(draws, axis=0))
+    interval = metrics.interval_95(np.mean(draws, axis=0))
     overall = float(np.mean([result.mean for result in results]))
     return _result((), missing, list(values) or [overall], interval)
 
 
-def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> Values:
+def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> metrics.Values:
     """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if len({tuple(run.seed for run in runs) for runs in tasks}) > 1:
         return np.zeros(0)
     return np.asarray(np.mean([_values(runs) for runs in tasks], axis=0), np.float64)
 
 
-def _values(runs: Sequence[Trial]) -> Values:
+def _values(runs: Sequence[Trial]) -> metrics.Values:
     return np.array([run.value for run in runs])
 
 
@@ -309,17 +299,19 @@ def _compare_row(
     }
     # Another stream for each task, so that an average adds up independent resamples.
     gaps = [
-        compare_methods(*([run.outcomes for run in side] for side in sides), seed=tasks.index(task))
+        metrics.compare_methods(
+            *([run.outcomes for run in side] for side in sides), seed=tasks.index(task)
+        )
         for task, sides in pairs.items()
     ]
-    adjusted = holm([gap.p for gap in gaps])
+    adjusted = metrics.holm([gap.p for gap in gaps])
     is_seeded = any(side[0].is_seeded for sides in pairs.values() for side in sides)
     found = {
         (row, task): _compare(gap, p, *map(_values, sides), is_seeded=is_seeded)
         for (task, sides), gap, p in zip(pairs.items(), gaps, adjusted, strict=True)
     }
     if has_average and len(pairs) == len(tasks):
-        overall = average_differences(gaps)
+        overall = metrics.average_differences(gaps)
         means = map(_average_by_seed, zip(*pairs.values(), strict=True))
         found[row, AVERAGE] = _compare(overall, overall.p, *means, is_seeded=is_seeded)
     return found
@@ -335,8 +327,13 @@ def _shared(a: Sequence[Trial], b: Sequence[Trial]) -> tuple[Sequence[Trial], Se
 
 
 def _compare(
-    gap: Difference, p: float, ours: Values, theirs: Values, *, is_seeded: bool
+    gap: metrics.Difference,
+    p: float,
+    ours: metrics.Values,
+    theirs: metrics.Values,
+    *,
+    is_seeded: bool,
 ) -> Comparison:
     a, b = np.broadcast_arrays(ours, theirs)
-    seeds_p = welch(a, b) if is_seeded else 0.0
+    seeds_p = metrics.welch(a, b) if is_seeded else 0.0
     return Comparison(gap, p, int((a > b).sum()), len(a), seeds_p)

@@ -21,18 +21,8 @@ from torch import Tensor
 from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.errors import ConfigError, ModelError
+from pgra.lm import load
 from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
-from pgra.lm.load import (
-    ModelSource,
-    batch_budget,
-    choose_device,
-    choose_dtype,
-    find_model,
-    load_config,
-    load_pretrained,
-    load_tokenizer,
-    model_fields,
-)
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.progress import Bar
 from pgra.rerank.bank import Advance, Bank, bank_name
@@ -93,13 +83,13 @@ class PairBankReranker(ScoringReranker):
     whole = "queries"
 
     def __init__(
-        self, request: RerankRequest, source: ModelSource, made_of: Mapping[str, Json]
+        self, request: RerankRequest, source: load.ModelSource, made_of: Mapping[str, Json]
     ) -> None:
         """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
         self.topic_weight = request.args.topic_weight or 0.0
-        device = choose_device(self.context.device)
-        self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
+        device = load.choose_device(self.context.device)
+        self.shard_rows = load.batch_budget(request.args.bank_shard_rows, device)
         fields = {**made_of, **self.corpus.fingerprint}
         root = self.context.artifacts / "banks"
         folder = artifact_dir(root, f"{bank_name(source.name)}-pairs", fields)
@@ -193,24 +183,24 @@ class PairReranker(PairBankReranker):
         """
         args, self.options = request.args, request.options
         name = self.models(args, self.options)[0]
-        self.source, self.device = find_model(name), choose_device(request.context.device)
-        self.dtype = choose_dtype(args.lm_dtype, self.device)
-        self.config = load_config(self.source)
-        self.tokenizer = load_tokenizer(self.source, self.config)
+        self.source, self.device = load.find_model(name), load.choose_device(request.context.device)
+        self.dtype = load.choose_dtype(args.lm_dtype, self.device)
+        self.config = load.load_config(self.source)
+        self.tokenizer = load.load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
         self.max_tokens = max_tokens or window
         if self.max_tokens > window:
             raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
         self.counter, self.num_cut = self, 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
-        self._back_off = BackOff(batch_budget(args.lm_batch_tokens, self.device), advice)
+        self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
         last = max(self.encode(["a"], ["b"])[0].get("token_type_ids") or [0])
         if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= last:
             raise ModelError(
                 f"'{name}': its tokenizer counts the parts of a text up to {last + 1}, the model "
                 f"{self.config.type_vocab_size}. Give the model its own tokenizer"
             )
-        own = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+        own = {**load.model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
         super().__init__(request, self.source, {**own, **self.fields()})
 
     def fields(self) -> Mapping[str, Json]:
@@ -233,7 +223,7 @@ class PairReranker(PairBankReranker):
         import transformers
 
         loader = getattr(transformers, self.model_class).from_pretrained
-        model = load_pretrained(loader, self.source, dtype=self.dtype)
+        model = load.load_pretrained(loader, self.source, dtype=self.dtype)
         return model.to(self.device).eval()
 
     def release(self) -> None:

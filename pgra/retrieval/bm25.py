@@ -12,14 +12,7 @@ from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_m
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
-from pgra.retrieval.base import (
-    INDEXES,
-    BuiltIndex,
-    IndexRequest,
-    Retriever,
-    refuse_strangers,
-    write_recipe,
-)
+from pgra.retrieval import base
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +26,7 @@ _SETTINGS: dict[str, Json] = {
 }
 
 
-class BM25Retriever(Retriever):
+class BM25Retriever(base.Retriever):
     """Okapi BM25 with the constants of the paper's code (k1 1.5, b 0.75), no stop words.
 
     Term weights and idf are those of `rank_bm25.BM25Okapi`, which the paper's code uses, with two
@@ -56,16 +49,16 @@ class BM25Retriever(Retriever):
         return cls(index_texts(texts), {**_SETTINGS, "texts": digest(list(texts))})
 
     @classmethod
-    def open(cls, request: IndexRequest) -> Self:
+    def open(cls, request: base.IndexRequest) -> Self:
         """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
         args, fields = request.args, {**request.corpus.fingerprint, **_SETTINGS}
-        folder = artifact_dir(request.context.artifacts / INDEXES, "bm25", fields)
+        folder = artifact_dir(request.context.artifacts / base.INDEXES, "bm25", fields)
         if args.retriever == "bm25":  # hybrid's given folders are the dense one's
             folder = Path(args.index_dir or request.output_dir or folder)
             if args.index_dir is not None:
                 read_manifest(folder, stage=_STAGE, fingerprint=fields)
         if not is_finished(folder):
-            refuse_strangers(folder, ())
+            base.refuse_strangers(folder, ())
         built = build_once(
             folder,
             stage=_STAGE,
@@ -75,7 +68,7 @@ class BM25Retriever(Retriever):
         )
         index = _quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True)
         opened, num_reused = cls(index, fields), len(request.corpus) if built.reused else 0
-        opened.built = [BuiltIndex(folder, built.manifest, num_reused)]
+        opened.built = [base.BuiltIndex(folder, built.manifest, num_reused)]
         return opened
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
@@ -93,12 +86,12 @@ class BM25Retriever(Retriever):
         return found
 
 
-def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
+def _build(request: base.IndexRequest, folder: Path) -> dict[str, Json]:
     corpus, is_quiet = request.corpus, not request.context.shows_progress
     index = index_texts(Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet))
     index.save(folder, show_progress=False)
     return {
-        **write_recipe(request.args, corpus),
+        **base.write_recipe(request.args, corpus),
         "rows": len(corpus),
         "words": len(index.vocab_dict),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
@@ -137,13 +130,13 @@ FUSION_CONSTANT = 60
 MIN_DEPTH = 100
 
 
-class HybridRetriever(Retriever):
+class HybridRetriever(base.Retriever):
     """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`.
 
     `index_dir` and `output_dir` are the dense one's.
     """
 
-    def __init__(self, dense: Retriever, bm25: BM25Retriever, num_passages: int) -> None:
+    def __init__(self, dense: base.Retriever, bm25: BM25Retriever, num_passages: int) -> None:
         fused: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
         self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **fused}
         self._parts = (dense, bm25)
@@ -151,7 +144,7 @@ class HybridRetriever(Retriever):
         self._num_passages = num_passages
 
     @classmethod
-    def open(cls, request: IndexRequest) -> Self:
+    def open(cls, request: base.IndexRequest) -> Self:
         from pgra.retrieval.dense import Index  # it brings torch
 
         dense, bm25 = Index.open(request), BM25Retriever.open(request)

@@ -80,10 +80,6 @@ class LeakGuard:
             firsts.setdefault((copy_key(text), label), row)
         return np.fromiter(firsts.values(), dtype=np.int64)
 
-    @property
-    def num_copies(self) -> int:
-        return len(self._texts) - len(self.distinct)
-
     def leaks(self, query: str) -> Callable[[int], bool]:
         """Return a function that decides whether a row is the query's text, or nearly."""
         jaccard = self.jaccard

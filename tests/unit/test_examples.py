@@ -181,7 +181,7 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
     assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
-    with pytest.raises(DataError, match="' has 5 training .*twice its 3"):
+    with pytest.raises(DataError, match="' has 5 training .*not twice num_shots"):
         draw_shots(examples, LABELS, 3, seed=0)
 
 

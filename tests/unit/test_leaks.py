@@ -30,13 +30,13 @@ def test_signs_that_change_what_is_said_count_and_of_copies_the_first_stands_for
     assert text_key(one) != text_key(other)
     assert text_key(f"{one} !") == text_key(f"“{one}”.")  # the control
     guard = LeakGuard([one, other, one.upper(), f" {one}"])
-    assert (guard.distinct.tolist(), guard.num_copies) == ([0, 1], 2)
+    assert guard.distinct.tolist() == [0, 1]
 
 
 def test_equal_text_of_another_label_is_no_copy():
     texts = ["A dull town.", "a dull town.", "A dull town."]
     guard = LeakGuard(texts, ["good", "bad", "good"])
-    assert (guard.distinct.tolist(), guard.num_copies) == ([0, 1], 1)
+    assert guard.distinct.tolist() == [0, 1]
     is_leak = guard.leaks("a dull town")  # a query is shown none of them, whatever they stand for
     assert all(map(is_leak, range(3)))
 

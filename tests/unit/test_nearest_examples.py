@@ -47,5 +47,5 @@ def test_one_question_with_two_answers_is_two_examples(tmp_path):
     other = replace(POOL[2], answer="say more about means the definition")
     shown = chosen(tmp_path, more=[other, POOL[0]]).examples_of(ASKED[1])
     assert shown == (POOL[2], other)
-    with pytest.raises(ConfigError, match=f"the pool has {len(POOL) + 1} and"):
+    with pytest.raises(ConfigError, match=f"the pool has {len(POOL) + 1} different"):
         chosen(tmp_path, more=[other, POOL[0]], count=len(POOL) + 2)

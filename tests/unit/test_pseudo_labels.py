@@ -9,6 +9,7 @@ from planted_runs import plant
 
 from pgra.artifacts import write_json
 from pgra.errors import ConfigError
+from pgra.experiments import consistency
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
@@ -89,15 +90,17 @@ def read(monkeypatch):
 
 
 def test_each_text_is_read_once_until_its_label_is_damaged_or_another_labelers(
-    labeler, tmp_path, read
+    labeler, tmp_path, read, monkeypatch
 ):
-    def label(texts, folder, home=labeler, **how):
+    def label(texts, folder, home=labeler):
         read.clear()
-        return label_texts(open_labeler(home), texts, folder, device="cpu", **how)
+        return label_texts(open_labeler(home), texts, folder, device="cpu")
 
     asked, kept = [*TEXTS[:3], "stop", *TEXTS[3:]], tmp_path / "kept"
-    with pytest.raises(KeyboardInterrupt):
-        label(asked, kept, save_every=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(consistency, "_SAVED_EVERY", 2)
+        with pytest.raises(KeyboardInterrupt):
+            label(asked, kept)
     assert read == asked[:4]
     found = label(asked, kept)
     assert read == asked[4:]

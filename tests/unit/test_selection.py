@@ -97,7 +97,7 @@ def test_no_copy_is_shown_and_an_equal_text_of_another_label_is(way):
     every = {**way, "num_exemplars": 11, "similarity": similarity}
     assert sorted(select(NEW[:1], [*POOL, other, copy], **every).of(0)) == [*range(11)]
     same = replace(other, label="x")  # the control: two copies
-    with pytest.raises(ConfigError, match="the pool has 10 and 2 copies"):
+    with pytest.raises(ConfigError, match="the pool has 10 different"):
         select(NEW[:1], [*POOL, same, copy], **every)
     with pytest.raises(ConfigError, match="ranks copies"):
         select(NEW[:1], [POOL[0], *POOL], exemplars="test_selection:Copies")
