@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
         asked = ["--help-all" if wants_all(words) else "--help"]
-        common.parse_run(asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **common.about(main))
+        common.parse_run(
+            asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **common.about(main)
+        )
     if words == ["--list"]:
         common.say(_list_grids())
         return 0
