@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "push": ("train:push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "serve": ("serve", "serve reranking, search, labels and a memory's page over HTTP"),
+    "mcp": ("serve:agents", "give agents a memory and a reranker, over stdio"),
     "plan": ("plan", "count what the LM has yet to read, and time it"),
     "worth": ("plan:worth", "ask the untrained reader what evidence is worth to it"),
     "consistency": ("report:consistency", "measure how often evidence has the label of its query"),

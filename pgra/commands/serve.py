@@ -7,22 +7,24 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 
 from pgra import __version__
 from pgra.commands.common import about, quiet_libraries, say
-from pgra.commands.memory import MemoryArguments, open_conversation
+from pgra.commands.memory import FamilyArguments, MemoryArguments, open_conversation
 from pgra.config import Arguments, arg, parse_arguments
 from pgra.errors import ConfigError, DataError, PgraError, device_fault
 from pgra.lm.base import REMOTE, CompleterArguments
 from pgra.memory.chat import page
 from pgra.memory.lookup import LookupArguments
+from pgra.memory.memory import Memory
 from pgra.memory.stream import PromptedArguments
 
 if TYPE_CHECKING:
+    from mcp.server import MCPServer
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -290,3 +292,79 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"http://{how.host}:{how.port} serves {names}; Ctrl-C ends it")
         uvicorn.run(app, host=how.host, port=how.port, log_level="warning", lifespan="off")
     return 0
+
+
+@dataclass(kw_only=True)
+class AgentArguments(MemoryArguments, FamilyArguments, RerankerArguments):
+    """Whose memory agents share, and what they rerank by."""
+
+
+def agents(argv: Sequence[str] | None = None) -> int:
+    """Give agents a memory and a reranker: a server of the Model Context Protocol over stdio.
+
+    Examples:
+      pgra mcp --memory memory.sqlite --user anna
+      pgra mcp --lm bundled:smollm2-135m
+
+    Its tools are memory_add, memory_search, memory_update, memory_delete and memory_erase, on the
+    entries of --user alone (and shared ones, which it finds); with --lm also rerank.
+    """
+    how, lookup, lm = parse_arguments(
+        [AgentArguments, LookupArguments, CompleterArguments],
+        argv,
+        prog="pgra mcp",
+        **about(agents),
+    )
+    quiet_libraries()
+    with how.open_for(lookup, how.load_family(), how.device, create=True) as memory:
+        build_mcp(memory, how.open_reranker(lm, how.device), lm.lm).run("stdio")
+    return 0
+
+
+def build_mcp(memory: Memory, reranker: "Reranker | None" = None, lm: str = "") -> "MCPServer":
+    """Return the server; a ConfigError if the SDK is not installed."""
+    try:
+        from mcp.server import MCPServer
+    except ImportError:
+        raise ConfigError("pgra mcp needs the SDK: pip install 'pgra[mcp]'") from None
+
+    def delete(entry_id: int) -> None:
+        memory.delete(entry_id)
+
+    def erase(entry_id: int) -> int:
+        return memory.erase(entry_id)
+
+    def order(query: str, documents: list[str], top_n: int | None = None) -> dict[str, Any]:
+        asked = {"query": query, "documents": documents, "top_n": top_n}
+        return dict(rerank(cast("Reranker", reranker), lm, msgspec.convert(asked, RerankBody)))
+
+    tools: dict[str, tuple[Callable[..., Any], str]] = {
+        "memory_add": (memory.add, "Note what was meant by a question that was misunderstood."),
+        "memory_search": (memory.search, "Find notes on questions like this one, nearest first."),
+        "memory_update": (memory.update, "Replace a note's feedback; it gets another id."),
+        "memory_delete": (delete, "Take a note out of the memory; its log keeps it."),
+        "memory_erase": (erase, "Erase all that was said of a note's question, for ever."),
+        "rerank": (order, "Order documents by their relevance to a query, best first."),
+    }
+    if reranker is None:
+        del tools["rerank"]
+    server: Any = MCPServer("pgra", version=__version__)
+    lock = threading.Lock()
+    for name, (tool, text) in tools.items():
+        server.add_tool(_for_agents(tool, lock), name, description=text)
+    return server
+
+
+def _for_agents(tool: Callable[..., Any], lock: threading.Lock) -> Callable[..., Any]:
+    """Return a tool that is called once at a time, and whose errors an agent may read."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @wraps(tool)
+    def call(**given: Any) -> Any:
+        try:
+            with lock:
+                return tool(**given)
+        except (PgraError, ValueError) as error:
+            raise ToolError(str(error)) from None
+
+    return call

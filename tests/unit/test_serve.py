@@ -1,5 +1,6 @@
 """The servers for other tools: `pgra serve` over HTTP, `pgra mcp` over stdio."""
 
+import asyncio
 import contextlib
 import math
 import os
@@ -151,3 +152,58 @@ def test_a_process_gives_what_the_library_gives(lm_dirs, encoder_dir, tmp_path):
         assert found["confidence"] == pytest.approx(decided[0].scores[decided[0].label])
         assert client.post("/v1/classify", json={"inputs": [QUERY]}).status_code == 422
         assert "In the memory: 0" in client.get("/").text
+
+
+# Agents, by the SDK's own client.
+
+
+async def talk(server, *calls):
+    """Call tools one after the other; give each one's answer, or its error."""
+    from mcp.client import Client
+
+    found = []
+    async with Client(server) as client:
+        tools = [tool.name for tool in (await client.list_tools()).tools]
+        for name, given in calls:
+            answer = await client.call_tool(name, given)
+            text = answer.content[0].text if answer.content else ""
+            found.append(text if answer.is_error else answer.structured_content)
+    return tools, found
+
+
+NOTE = {"question": "what is akin to < fast > ?", "feedback": "I want a synonym"}
+CALLS = [
+    ("memory_add", NOTE),
+    ("memory_search", {"question": NOTE["question"].upper()}),
+    ("memory_update", {"entry_id": 1, "feedback": "an antonym"}),
+    ("memory_delete", {"entry_id": 2}),
+    ("memory_search", {"question": NOTE["question"]}),
+    ("memory_erase", {"entry_id": 2}),
+    ("memory_erase", {"entry_id": 2}),
+]
+
+
+@pytest.mark.slow
+def test_an_agent_has_its_part_of_a_memory_over_stdio_and_reranks(tmp_path):
+    pytest.importorskip("mcp", reason="needs the extra `mcp`")
+    from mcp.client.stdio import StdioServerParameters
+
+    words = ["-m", "pgra", "mcp", "--memory", str(tmp_path / "memory.sqlite"), "--user", "anna"]
+    process = StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
+    tools, found = asyncio.run(talk(process, *CALLS))
+    assert tools == [f"memory_{name}" for name in ("add", "search", "update", "delete", "erase")]
+    added, near, updated, _, gone, erased, error = found
+    assert added == {**added, "id": 1, **NOTE, "user": "anna"}
+    assert near == {"result": [{**added, "score": 1.0}]}
+    assert updated == {**updated, "id": 2, "feedback": "an antonym"}
+    assert (gone, erased) == ({"result": []}, {"result": 3})
+    assert "has no entry 2" in error
+    asyncio.run(talk(process, CALLS[0]))
+    asked = {"query": QUERY, "documents": ["a", "abc"], "top_n": 1}
+    calls = [CALLS[1], ("rerank", asked), ("rerank", {**asked, "query": "refuse"})]
+    with pgra.Memory(tmp_path / "memory.sqlite", user="ben") as memory:
+        server = serve.build_mcp(memory, Lengths(), "toy")
+        tools, (seen, ranked, refused) = asyncio.run(talk(server, *calls))
+    assert seen == {"result": []}  # of hers
+    assert [one["index"] for one in ranked["results"]] == [1]
+    assert "no room: use a smaller model" in refused
