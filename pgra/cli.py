@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("train", "train a reader on a task, and measure it"),
     "icl": ("train:icl", "decide by a frozen LM after labelled examples (KATE)"),
     "evaluate": ("train:evaluate", "measure a trained run again"),
-    "predict": ("predict", "decide new texts with a trained run"),
+    "predict": ("train:predict", "decide new texts with a trained run"),
     "push": ("train:push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "serve": ("serve", "serve reranking, search, labels and a memory's page over HTTP"),

@@ -268,7 +268,8 @@ def test_a_pushed_index_comes_back_by_its_id_whole(client, encoder_dirs, tmp_pat
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
         assert "me/index" in own.push_to_hub("me/index")
         home.rename(tmp_path / "moved")
-        assert pgra.Index.load("me/index", device="cpu").search(TEXT, k=5) == hits
+        found = pgra.Index.load("me/index", device="cpu")
+        assert found.search(TEXT, k=5) == hits
         files = hub.files("me/index")
         for place in (tmp_path, encoder_dirs["bert"]):
             assert not any(str(place).encode() in data for data in files.values())
@@ -281,6 +282,6 @@ def test_a_pushed_index_comes_back_by_its_id_whole(client, encoder_dirs, tmp_pat
             pgra.Index.load("me/none")
         monkeypatch.setenv("HF_TOKEN", "none")
         with pytest.raises(PgraError, match="cannot push .* and may you write there"):
-            own.push_to_hub("me/index")
+            found.push_to_hub("me/index")
     client(NOWHERE, is_offline=True)
     assert pgra.Index.load("me/index", device="cpu").search(TEXT, k=5) == hits
