@@ -102,9 +102,7 @@ class EvaluateArguments(Arguments):
 
     run: str = arg("", "Folder of a finished run.", must_be_given=True)
     split: str = arg(
-        "test",
-        "test, or dev (the part a checkpoint was chosen on).",
-        choices=("dev", "test"),
+        "test", "test, or dev (the part a checkpoint was chosen on).", choices=("dev", "test")
     )
     test_file: str | None = arg(None, "Another file to measure on; needs --output_dir.")
     output_dir: str | None = arg(None, "Where results go; default: the run (of its own test set).")

@@ -12,12 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from pgra.artifacts import (
-    find_damage,
-    package_versions,
-    record_files,
-    write_json,
-)
+from pgra.artifacts import find_damage, package_versions, record_files, write_json
 from pgra.core import Context, Json, Prediction
 from pgra.data.read import fetch_folder, is_utf8
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
