@@ -411,8 +411,9 @@ def load_samples(path: Path) -> list[Trial]:
 
 
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
-    read, said = line["arguments"]["gen_args_0"]["arg_0"], line["filtered_resps"]
-    values = {"text": read, "label": line["target"], "prediction": " | ".join(map(str, said))}
+    text = line["arguments"]["gen_args_0"]["arg_0"]
+    said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
+    values = {"text": text, "label": line["target"], "prediction": said}
     return {"id": str(line["doc_id"]), "evidence": [], **values}
 
 
