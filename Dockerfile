@@ -4,7 +4,7 @@ FROM python:3.11-slim
 ARG TORCH_INDEX=
 RUN pip install --no-cache-dir torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
 COPY . /src
-RUN pip install --no-cache-dir "/src[lm,reports,demo,openai,web]" \
+RUN pip install --no-cache-dir "/src[lm,reports,demo,openai,serve]" \
  && pip install --no-cache-dir --no-deps --require-hashes -r /src/requirements-bundled.txt
 WORKDIR /work
 ENTRYPOINT ["pgra"]

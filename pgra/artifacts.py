@@ -144,6 +144,16 @@ def without_home(path: str) -> str:
     return path
 
 
+def without_folders(value: Any) -> Any:
+    """Drop the folders of absolute paths, wherever they are in a record; a hub id stays."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [without_folders(part) for part in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~"))
+    return Path(value).name if is_path else value
+
+
 class TemporaryFolder:
     """A temporary folder at `path`, deleted with this object or at exit."""
 

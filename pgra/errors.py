@@ -23,7 +23,8 @@ _values.maxlevel, _values.maxlist, _values.maxdict = 3, 4, 4
 
 _EXTRAS = {  # what brings a package that is imported when it is needed; all others: lm
     "reports": ("matplotlib", "sacrebleu"),
-    "web": ("starlette", "uvicorn"),
+    "serve": ("starlette", "uvicorn"),
+    "mcp": ("mcp",),
     "openai": ("openai",),
     "trec": ("ir_measures",),
     "ray": ("ray",),

@@ -16,13 +16,14 @@ from pgra.artifacts import (
     check_fingerprint,
     digest,
     find_damage,
+    without_folders,
     write_json,
     write_text,
 )
 from pgra.config import config_root
 from pgra.core import Json
-from pgra.data.read import hub_errors, hub_reason
-from pgra.errors import ConfigError, DamageError, reading
+from pgra.data.read import push_folder
+from pgra.errors import DamageError, reading
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.report.results import METRICS_FILE, read_metrics, read_object
 
@@ -112,7 +113,7 @@ def write_card(run: Path) -> None:
 
     check_reader(run)
     identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)
-    arguments = _without_folders(read_object(run / ARGUMENTS_FILE))
+    arguments = without_folders(read_object(run / ARGUMENTS_FILE))
     method, task, metric = identity["method"], metrics["task"], metrics["metric"]
     repo, at, _ = str(identity["reader_weights"]).partition("@")
     kind = "text-classification" if identity["labels"] else "question-answering"
@@ -149,16 +150,6 @@ def write_card(run: Path) -> None:
     write_text(run / READER_FOLDER / CARD_FILE, f"{card.content.rstrip()}\n")
 
 
-def _without_folders(value: Any) -> Any:
-    """Drop the folders of absolute paths, wherever they are in a record; a hub id stays."""
-    if isinstance(value, Mapping):
-        return {name: _without_folders(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(part) for part in value]
-    is_path = isinstance(value, str) and value.startswith(("/", "~"))
-    return Path(value).name if is_path else value
-
-
 def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
     """Upload a finished run's reader with its model card; return the address of the commit.
 
@@ -167,25 +158,15 @@ def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
     Raises:
         ConfigError: If there is no token, or the hub refuses it, the id or the upload.
     """
-    from huggingface_hub import HfApi
-
     write_card(run)
-    reader, copy, api = run / READER_FOLDER, TemporaryFolder(), HfApi()
+    reader, copy = run / READER_FOLDER, TemporaryFolder()
     for path in reader.glob("[!.]*"):
         if path.name != RECORD_FILE:
             (copy.path / path.name).symlink_to(path.resolve())
     record = read_object(reader / RECORD_FILE)
     for name in ("arguments", "fingerprints"):
-        record[name] = _without_folders(record[name])
+        record[name] = without_folders(record[name])
     write_json(copy.path / RECORD_FILE, record)
     metrics = read_object(run / METRICS_FILE)
     message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
-    try:
-        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
-        commit = api.upload_folder(repo_id=repo, folder_path=copy.path, commit_message=message)
-    except hub_errors(ValueError) as error:
-        raise ConfigError(
-            f"cannot push {run} to '{repo}': the hub says: {hub_reason(error)} Is the id "
-            "OWNER/NAME, are you logged in (hf auth login, or HF_TOKEN), and may you write there?"
-        ) from None
-    return str(commit.commit_url)
+    return push_folder(run, copy.path, repo, message, private=private)

@@ -33,6 +33,7 @@ from pgra.artifacts import (
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
+from pgra.data.read import fetch_folder, is_on_hub
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.methods.arguments import RunArguments, WorthArguments
@@ -41,7 +42,7 @@ from pgra.methods.worth import measure_worth, take_evidence
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.inputs import Query, read_queries
-from pgra.reader.record import Reader, fetch_reader, find_reader, is_on_hub
+from pgra.reader.record import Reader, find_reader
 from pgra.report.metrics import measure, no_better_than_one_label
 from pgra.report.results import (
     DECIDING_FILES,
@@ -141,7 +142,7 @@ class Run:
             ModelError: If the device is not there.
         """
         context, changes = Context(device=device), {"device": device}
-        home = fetch_reader(folder)
+        home = fetch_folder("reader", folder)
         if is_on_hub(folder):
             artifacts_dir = artifacts_dir or user_cache()
             Path(artifacts_dir).mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,7 @@ class BuildArguments(Arguments):
     """What only building takes."""
 
     output_dir: str | None = arg(
-        None,
-        "Folder of the index (hybrid: of its dense half); default: under artifacts_dir.",
+        None, "Folder of the index (hybrid: of its dense half); default: under artifacts_dir."
     )
 
 

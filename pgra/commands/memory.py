@@ -15,15 +15,13 @@ from pgra.commands.common import about, quiet_libraries, say, say_words, typed_l
 from pgra.config import Arguments, arg, choose, parse_arguments, wants_help
 from pgra.core import Context
 from pgra.errors import ConfigError, visible
-from pgra.memory.chat import Conversation, Talk, entry_number, page, show_entry
+from pgra.memory.chat import Conversation, Talk, entry_number, show_entry
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import GeneratorArguments, LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
 from pgra.memory.report import write_report
 from pgra.memory.stream import Experiment, PromptedArguments, StreamArguments, choose_examples
-
-_LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class MemoryArguments(Arguments):
     """Which memory, and whose part of it."""
 
-    memory: str = arg("memory.sqlite", "The memory's file; add, import, chat and web make it.")
+    memory: str = arg("memory.sqlite", "The memory's file; add, import and chat make it.")
     user: str = arg(
         "", "A user's: what is added is found for their questions alone, beside what all share."
     )
@@ -267,18 +265,11 @@ def _train_gud_ir(args: TrainingPairsArguments, how: GeneratorArguments, pairs: 
 # A person with an LM.
 
 
-@dataclass(kw_only=True)
-class WebArguments(Arguments):
-    """Where the page is."""
-
-    host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
-    port: int = arg(7860, "Its port.", least=1, below=65_536)
-
-
 @contextlib.contextmanager
-def _conversation(
+def open_conversation(
     where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments
 ) -> Iterator[Conversation]:
+    """Open an LM and the memory that it is asked with."""
     quiet_libraries()
     chat.check_named()
     family = load_family(chat.family)
@@ -308,33 +299,13 @@ def _chat(where: MemoryArguments, chat: PromptedArguments, lookup: LookupArgumen
                 say(f"> {visible(line)}")
             yield line
 
-    with _conversation(where, chat, lookup) as conversation:
+    with open_conversation(where, chat, lookup) as conversation:
         say(f"{where.memory}: {len(conversation.memory):,} entries; LM {chat.lm}")
         say("type a question, /add TEXT, /delete ID, /list, /prompt or /quit")
         Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
 
 
-def _web(
-    where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments, web: WebArguments
-) -> None:
-    """Ask an LM in a browser, see what it understood, say what you meant, and ask again.
-
-    Examples:
-      pgra memory web --lm bundled:smollm2-135m
-    """
-    import uvicorn
-
-    with _conversation(where, chat, lookup) as conversation:
-        is_local = web.host in _LOOPBACK
-        say(f"open http://{web.host}:{web.port}/ in a browser; Ctrl-C ends it")
-        if not is_local:
-            say("note: whoever reaches this address can read and change the memory")
-        app = page(conversation, _LOOPBACK if is_local else ["*"])
-        uvicorn.run(app, host=web.host, port=web.port, log_level="warning", lifespan="off")
-
-
 # By word: its function, what stands before its flags, and its arguments' classes.
-_TALK = (MemoryArguments, PromptedArguments, LookupArguments)
 _WORDS: Mapping[str, tuple[Any, ...]] = {
     "add": (_add, "QUESTION FEEDBACK", MemoryArguments),
     "list": (_list, "", ListArguments),
@@ -345,7 +316,6 @@ _WORDS: Mapping[str, tuple[Any, ...]] = {
     "export": (_export, "FILE", MemoryArguments),
     "import": (_import, "FILE", MemoryArguments),
     "stream": (_stream, "", StreamArguments, LookupArguments),
-    "chat": (_chat, "", *_TALK),
-    "web": (_web, "", *_TALK, WebArguments),
+    "chat": (_chat, "", MemoryArguments, PromptedArguments, LookupArguments),
     "train-gud-ir": (_train_gud_ir, "PAIRS", TrainingPairsArguments, GeneratorArguments),
 }

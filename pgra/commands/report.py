@@ -26,7 +26,10 @@ class ReportArguments(Arguments):
     """Which runs, against what, and how it is shown."""
 
     paths: list[str] = arg(
-        [], "Runs, folders of runs, grids; they may also stand first, bare.", must_be_given=True
+        [],
+        "Runs, folders of runs, grids, samples of lm-evaluation-harness (--log_samples); they may "
+        "also stand first, bare.",
+        must_be_given=True,
     )
     baseline: str | None = arg(
         None, "Row to compare with; default: the grid's, else fid, else plain."

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from pgra.errors import DataError, cut, reading, show, unknown_name
+from pgra.artifacts import at_home
+from pgra.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    cut,
+    reading,
+    show,
+    unknown_name,
+)
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
 PACKED = (".gz", ".zst")
@@ -238,6 +247,61 @@ def hub_reason(error: BaseException) -> str:
     """Return a hub's error as one line."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return f"{cut(reason, _LONGEST_REASON).rstrip('.')}."
+
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
+
+
+def is_on_hub(name: str | Path) -> bool:
+    """Return whether a name is OWNER/NAME, and no path here."""
+    path = at_home(name)
+    here = path.exists() or path.parent.is_dir()
+    return not here and _HUB_ID.fullmatch(str(name)) is not None
+
+
+def fetch_folder(kind: str, name: str | Path, *, token: str | None = None) -> Path:
+    """Find a run, a reader or an index by its folder, or download it from the hub.
+
+    `name` is a folder, or OWNER/NAME or OWNER/NAME@REVISION; it returns the folder, or the snapshot
+    in the hub's cache, where a download that stopped goes on. A token of None is HF_TOKEN, or the
+    login's.
+
+    Raises:
+        ArtifactError: If the hub has none, or cannot be reached; `kind` is what it would be.
+    """
+    if not is_on_hub(name):
+        return at_home(name)
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = str(name).partition("@")
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, token=token))
+    except hub_errors() as error:
+        raise ArtifactError(
+            f"{kind} '{name}' is no folder here, and the hub says: {hub_reason(error)}"
+        ) from None
+
+
+def push_folder(
+    origin: Path, folder: Path, repo: str, message: str, *, private: bool | None
+) -> str:
+    """Upload a folder; return the address of the commit. Files that are there already stay.
+
+    Raises:
+        ConfigError: If there is no token, or the hub refuses it, the id or the upload of `origin`.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except hub_errors(ValueError) as error:
+        raise ConfigError(
+            f"cannot push {origin} to '{repo}': the hub says: {hub_reason(error)} Is the id "
+            "OWNER/NAME, are you logged in (hf auth login, or HF_TOKEN), and may you write there?"
+        ) from None
+    return str(commit.commit_url)
 
 
 def load_data_set(

@@ -8,7 +8,7 @@ are shown in full, with invisible characters (such as bidirectional marks) escap
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,9 @@ from pgra.memory.memory import Memory
 from pgra.memory.stream import BuiltPrompt, MemPrompt, PromptedLM
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
 
 _LEFT_OUT = "…"
 _HEADERS = {
@@ -189,18 +189,15 @@ def show_turn(turn: Turn, conversation: Conversation) -> str:
     return "\n".join(lines)
 
 
-def page(conversation: Conversation, hosts: Sequence[str]) -> "Starlette":
-    """Return the application that shows a conversation as a page.
+def page(conversation: Conversation) -> "Route":
+    """Return the route of the page that shows a conversation.
 
     One Jinja2 template of plain forms, escaped and without a script. The server keeps no state but
-    the memory, which all visitors share, and answers one after the other. It refuses other host
-    names than `hosts`, against DNS rebinding, and other pages' forms.
+    the memory, which all visitors share, and answers one after the other. It refuses other pages'
+    forms.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import HTMLResponse, PlainTextResponse
     from starlette.routing import Route
 
@@ -235,8 +232,7 @@ def page(conversation: Conversation, hosts: Sequence[str]) -> "Starlette":
         typed = {name: value.replace("\r\n", "\n") for name, value in fields}
         return await run_in_threadpool(render, typed)
 
-    named = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-    return Starlette(routes=[Route("/", show, methods=["GET", "POST"])], middleware=[named])
+    return Route("/", show, methods=["GET", "POST"])
 
 
 def _act(conversation: Conversation, typed: Mapping[str, str]) -> Turn | None:

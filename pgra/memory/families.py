@@ -200,12 +200,7 @@ def _check_known(record: Record, name: str, value: str, known: Iterable[str]) ->
 
 
 def as_data(
-    text: str,
-    *,
-    clarified: str,
-    separator: str,
-    end: str,
-    is_question: bool = False,
+    text: str, *, clarified: str, separator: str, end: str, is_question: bool = False
 ) -> str:
     """Return what a user typed as one line that adds no part to a prompt.
 

@@ -147,11 +147,7 @@ class Memory(AbstractContextManager["Memory"]):
             ArtifactError: If the file cannot be written.
         """
         entry = MemoryEntry(
-            question=question,
-            feedback=feedback,
-            time=now(),
-            source=self.source,
-            user=self.user,
+            question=question, feedback=feedback, time=now(), source=self.source, user=self.user
         )
         with self._lock:
             return self.log.append([entry])[0]

@@ -68,13 +68,9 @@ _SHOWN_CHARS = 80
 class PromptedArguments(CompleterArguments):
     """Which LM is asked, what, and in which prompt."""
 
-    family: str = arg(
-        "lexical",
-        "Name of a YAML in configs/memory, or the path of one.",
-    )
+    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
     prompt: str | None = arg(
-        None,
-        "Name of a YAML in configs/memory_prompts, or a path; default: the family's.",
+        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
     max_prompt_tokens: int = arg(
@@ -375,9 +371,7 @@ class StreamArguments(PromptedArguments):
     """Which questions, and which systems."""
 
     stream: str = arg(
-        "",
-        "Questions in a jsonl file, as the paper's release has them.",
-        must_be_given=True,
+        "", "Questions in a jsonl file, as the paper's release has them.", must_be_given=True
     )
     num_steps: int | None = arg(
         None, "Steps of a stream; default: all of the file's.", least=1, group="Options"
@@ -576,10 +570,7 @@ def choose_examples(
     exemplars = ExemplarPool(examples, LEAK_JACCARD)
     distinct = exemplars.guard.distinct.tolist()
     similarity = open_similarity(
-        SelectionArguments(encoder=lookup.encoder),
-        in_key_form(examples),
-        root,
-        device=args.device,
+        SelectionArguments(encoder=lookup.encoder), in_key_form(examples), root, device=args.device
     )
     selector = NearestInForm(SelectionArguments(num_exemplars=count), exemplars, similarity)
     asked = list(dict.fromkeys(questions))

@@ -208,11 +208,7 @@ STAGES = {
     "reader": ReaderArguments,
 }
 _PGRA = {**STAGES, "training": TrainingArguments}
-_KATE = {
-    "completer": CompleterArguments,
-    "selection": SelectionArguments,
-    "icl": AnswerArguments,
-}
+_KATE = {"completer": CompleterArguments, "selection": SelectionArguments, "icl": AnswerArguments}
 _CLASS = "pgra.methods.pgra:Pgra"
 # Those of one class are told by what is decided, the first that fits: `RunArguments.method`.
 METHODS: Mapping[str, MethodEntry] = {

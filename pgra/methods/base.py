@@ -23,13 +23,7 @@ from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import AnsweredExample, DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError, unknown_name
-from pgra.methods.arguments import (
-    METHODS,
-    OPTIONS,
-    RunArguments,
-    RuntimeArguments,
-    decided_by,
-)
+from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
 from pgra.report.metrics import measure, measure_written
 from pgra.report.results import Decisions as Decisions

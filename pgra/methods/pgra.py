@@ -21,14 +21,7 @@ from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm import load
 from pgra.methods.arguments import METHODS, RunArguments
-from pgra.methods.base import (
-    SPLITS,
-    Decisions,
-    Method,
-    TaskData,
-    measure_answers,
-    task_name,
-)
+from pgra.methods.base import SPLITS, Decisions, Method, TaskData, measure_answers, task_name
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader import READER_FOLDER, RECORD_FILE
@@ -36,13 +29,7 @@ from pgra.reader.arguments import default_learning_rate
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature, written
-from pgra.reader.record import (
-    ReaderRecord,
-    check_reads_any,
-    find_reader,
-    read_record,
-    write_record,
-)
+from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record, write_record
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
@@ -395,10 +382,7 @@ def _open_recorded(
     reference = Reference(made=made["reranker"], folder=home)
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     check = partial(
-        check_fingerprint,
-        home,
-        now="what is there now is",
-        way_out="restore it, or train again",
+        check_fingerprint, home, now="what is there now is", way_out="restore it, or train again"
     )
     corpus = stages.corpus.fingerprint["corpus_sha256"]
     check(made={"corpus": made["corpus"]}, asked={"corpus": corpus})

@@ -27,13 +27,7 @@ from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.metrics import has_answer
 from pgra.report.results import EvidenceLine
-from pgra.rerank import (
-    BaseReranker,
-    Reference,
-    RerankRequest,
-    find_reranker,
-    open_reranker,
-)
+from pgra.rerank import BaseReranker, Reference, RerankRequest, find_reranker, open_reranker
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder

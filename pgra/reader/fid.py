@@ -213,10 +213,7 @@ class FusionReader(ReaderModule):
         return self.model(encoder_outputs=encoded, attention_mask=mask, use_cache=False, **given)
 
     def forward(
-        self,
-        packed: PackedSegments,
-        labels: Tensor,
-        num_items_in_batch: Tensor | int | None = None,
+        self, packed: PackedSegments, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Seq2SeqLMOutput:
         """Read a batch with known targets.
 

@@ -160,11 +160,7 @@ def written(example_ids: Sequence[str], texts: Sequence[str]) -> list[Prediction
 
 
 def decide(
-    example_ids: Sequence[str],
-    scores: Scores,
-    labels: Sequence[str],
-    *,
-    temperature: float = 1.0,
+    example_ids: Sequence[str], scores: Scores, labels: Sequence[str], *, temperature: float = 1.0
 ) -> list[Prediction]:
     """Take each example's best label, ties by the task's order; scores are (B, C) float32.
 

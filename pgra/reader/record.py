@@ -4,7 +4,6 @@ The record is written last, beside the plain T5 files: a folder that has one is 
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -13,15 +12,9 @@ from typing import Any, Self
 
 import msgspec
 
-from pgra.artifacts import (
-    at_home,
-    find_damage,
-    package_versions,
-    record_files,
-    write_json,
-)
+from pgra.artifacts import find_damage, package_versions, record_files, write_json
 from pgra.core import Context, Json, Prediction
-from pgra.data.read import hub_errors, hub_reason, is_utf8
+from pgra.data.read import fetch_folder, is_utf8
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
@@ -75,38 +68,6 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     (folder / RECORD_FILE).unlink(missing_ok=True)
     values = {"format": FORMAT, **asdict(record), "files": record_files(folder)}
     write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
-
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
-
-
-def is_on_hub(name: str | Path) -> bool:
-    """Return whether a name is OWNER/NAME, and no path here."""
-    path = at_home(name)
-    here = path.exists() or path.parent.is_dir()
-    return not here and _HUB_ID.fullmatch(str(name)) is not None
-
-
-def fetch_reader(name: str | Path, *, token: str | None = None) -> Path:
-    """Find a run or a reader by its folder, or download a reader from the hub.
-
-    `name` is a folder, or OWNER/NAME or OWNER/NAME@REVISION; it returns the folder, or the snapshot
-    in the hub's cache. A token of None is HF_TOKEN, or the login's.
-
-    Raises:
-        ArtifactError: If the hub has none, cannot be reached, or holds something else there.
-    """
-    if not is_on_hub(name):
-        return at_home(name)
-    from huggingface_hub import snapshot_download
-
-    repo, _, revision = str(name).partition("@")
-    try:
-        return Path(snapshot_download(repo, revision=revision or None, token=token))
-    except hub_errors() as error:
-        raise ArtifactError(
-            f"reader '{name}' is no folder here, and the hub says: {hub_reason(error)}"
-        ) from None
 
 
 def find_reader(folder: Path) -> Path:
@@ -176,7 +137,7 @@ class Reader:
             ModelError: If it cannot be loaded, or there is no such device.
         """
         place = choose_device(device)  # before anything is downloaded
-        home = find_reader(fetch_reader(name, token=token))
+        home = find_reader(fetch_folder("reader", name, token=token))
         record = read_record(home)
         check_reads_any(record)
         tokenizer = load_tokenizer(find_model(str(home)))

@@ -7,6 +7,7 @@ ablate` writes first, so that missing runs are known). Neither is searched for o
 import datetime
 import json
 import logging
+import re
 import subprocess
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -283,6 +284,8 @@ class Trial:
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
         """The lines of `predictions.jsonl`, read on first use."""
+        if self.folder.is_file():
+            return [_as_prediction(line) for line in read_lines(self.folder)]
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @property
@@ -369,6 +372,51 @@ def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[T
     return measures
 
 
+# Samples of lm-evaluation-harness (`--log_samples`), in a folder that is named after the model.
+
+_SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
+
+
+def load_samples(path: Path) -> list[Trial]:
+    """Read a task's samples: a run for each measure that is a mean of numbers from 0 to 1.
+
+    The first measure has the task's name; of a filter it is such as "exact_match,strict-match".
+
+    Raises:
+        ArtifactError: If there is no such measure, or the file cannot be read.
+    """
+    task, found = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_"), []
+    own: dict[str, list[tuple[list[Any], Any]]] = {}
+    with reading(path, DamageError):
+        for line in read_lines(path):
+            part = line.get("filter", "none")
+            for name in line["metrics"]:
+                measure = name if part == "none" else f"{name},{part}"
+                mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
+                own.setdefault(measure, []).append((mark, line[name]))
+    for measure, lines in own.items():
+        marks, values = zip(*sorted(lines, key=lambda pair: pair[0]), strict=True)
+        if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
+            continue  # such as a perplexity
+        outcomes: Outcomes = TextOutcomes(measure, np.array(values, np.float64)[:, None])
+        if {*values} <= {0, 1}:
+            decided = [RIGHT if value else WRONG for value in values]
+            outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
+        about, named = {"uses_seed": False}, f"{task} {measure}" if found else task
+        model = path.absolute().parent.name
+        found.append(Trial(model, model, named, 0, path, {}, about, outcomes, digest(marks)))
+    if not found:
+        raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
+    return found
+
+
+def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
+    text = line["arguments"]["gen_args_0"]["arg_0"]
+    said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
+    values = {"text": text, "label": line["target"], "prediction": said}
+    return {"id": str(line["doc_id"]), "evidence": [], **values}
+
+
 @dataclass(frozen=True)
 class Missing:
     """A run of a grid that does not exist yet."""
@@ -401,6 +449,8 @@ class Group:
 def load_collection(paths: Sequence[Path]) -> list[Group]:
     """Read all runs and grids below some paths: the grids, in order, then all other runs as one.
 
+    Files of `load_samples` are runs too.
+
     Each folder counts once; unfinished runs outside of grids are left out, with a warning.
 
     Raises:
@@ -408,7 +458,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     """
     folders: dict[Path, Path] = {}
     for path in paths:
-        if not path.is_dir():
+        if not path.is_dir() and not _SAMPLES.fullmatch(path.name):
             raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
         for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
@@ -420,6 +470,8 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
                 logger.warning("report: %s has no finished run (yet), and is left out", folder)
         elif (folder / METRICS_FILE).is_file():
             runs += load_measures(folder)
+        elif folder.is_file():
+            runs += load_samples(folder)
         else:
             logger.warning("report: %s is not measured (yet), and left out", folder)
     if runs:
@@ -432,11 +484,13 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
 
 def _find(folder: Path) -> Iterator[Path]:
     """Return grids and runs in the order of names, without searching inside of either."""
-    if any((folder / name).is_file() for name in (GRID_FILE, METRICS_FILE, _IDENTITY_FILE)):
+    marks = (GRID_FILE, METRICS_FILE, _IDENTITY_FILE)
+    if _SAMPLES.fullmatch(folder.name) or any((folder / name).is_file() for name in marks):
         yield folder
     elif not (folder / MANIFEST).is_file():  # an artifact holds no runs, and may be large
         for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink():
+            is_inside = inner.is_dir() or _SAMPLES.fullmatch(inner.name)
+            if is_inside and not inner.is_symlink():
                 yield from _find(inner)
 
 

@@ -12,14 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import xxhash
 
-from pgra.artifacts import (
-    Inputs,
-    Manifest,
-    at_home,
-    digest,
-    load_manifest,
-    without_home,
-)
+from pgra.artifacts import Inputs, Manifest, at_home, digest, load_manifest, without_home
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg, find_class
 from pgra.core import Candidates, Context, Example, Json, Rows
@@ -53,12 +46,7 @@ class RetrieverArguments(PassageEncoderArguments):
         is_open=True,
         is_common=True,
     )
-    num_candidates: int = arg(
-        150,
-        "Candidates a query (the paper's k).",
-        least=1,
-        is_common=True,
-    )
+    num_candidates: int = arg(150, "Candidates a query (the paper's k).", least=1, is_common=True)
     index_factory: str = arg("Flat", "FAISS factory string, such as Flat (exact) or IVF4096,Flat.")
     rescore_factor: int = arg(
         4,
@@ -66,9 +54,7 @@ class RetrieverArguments(PassageEncoderArguments):
         least=0,
     )
     index_dir: str | None = arg(
-        None,
-        "A built index to use; default: found or built under artifacts_dir.",
-        decides=False,
+        None, "A built index to use; default: found or built under artifacts_dir.", decides=False
     )
     shard_rows: int = arg(
         8192,

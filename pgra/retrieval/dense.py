@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
@@ -39,6 +39,7 @@ from pgra.artifacts import (
     read_manifest,
     record_files,
     set_aside,
+    without_folders,
     write_array,
     write_aside,
     write_json,
@@ -56,6 +57,7 @@ from pgra.core import (
     run_overlapped,
 )
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
+from pgra.data.read import fetch_folder, push_folder
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
@@ -185,27 +187,62 @@ class Index(Retriever):
         """Open an index that was built here, or by `pgra index build`; its files are checked.
 
         Args:
-            path: Its folder.
+            path: Its folder; or on the hub OWNER/NAME, or OWNER/NAME@REVISION.
             encoder: Its encoder, if loaded already, or under another name on this machine.
             device: Where the encoder runs; a `pgra.Encoder` stays where it is.
 
         Raises:
-            ArtifactError: If there is none, or it is damaged, or of another encoder.
+            ArtifactError: If there is none, it is damaged or of another encoder, or the hub cannot
+                be reached.
             PgraError: If its encoder or passages cannot be found.
         """
-        root = at_home(path)
+        root = fetch_folder("index", path)
         folder = root / _PLACE if is_finished(root / _PLACE) else root
         recipe = Recipe.read(folder, stage=STAGE)
         beside = root / "corpora" / recipe.corpus_folder.name  # also where `root` was moved
         if beside.is_dir():
             recipe = replace(recipe, corpus_folder=beside)
+        args = recipe.retriever
         if encoder is None or isinstance(encoder, str | Path):
-            name = str(encoder or recipe.retriever.encoder)
-            encoder = replace(recipe.retriever, encoder=name)
+            kept = root / "encoder"  # where it was a folder, or loaded
+            name = encoder or (kept if kept.is_dir() else args.encoder)
+            encoder = args = replace(args, encoder=str(name))
         own = Encoder.load(encoder, device=device)
         context = Context(artifacts=recipe.corpus_folder.parents[1], device=str(own.device))
-        request = IndexRequest(args=recipe.retriever, corpus=recipe.open_corpus(), context=context)
+        request = IndexRequest(args=args, corpus=recipe.open_corpus(), context=context)
         return cls(request, own)
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
+        """Upload the index, its passages and an encoder that is a folder; return its address.
+
+        `Index.load(repo_id)` opens it, and checks its files. No folder of this machine is named.
+        The token is HF_TOKEN, or the login's. Large files that are there are not sent again.
+
+        Args:
+            repo_id: OWNER/NAME; a name alone is your own.
+            private: Of a new repository; None: as the hub does.
+
+        Raises:
+            ConfigError: If the hub refuses token, id or upload.
+            ArtifactError: If the index does not say what it was made from.
+        """
+        recipe, copy, encoder = Recipe.read(self.folder), TemporaryFolder(), Path(self.args.encoder)
+        folders = {
+            _PLACE: self.folder,
+            Path("corpora", recipe.corpus_folder.name): self.corpus.folder,
+        }
+        folders |= {Path("encoder"): encoder} if encoder.is_dir() else {}
+        for place, folder in folders.items():
+            for path in (path for path in folder.rglob("[!.]*") if path.is_file()):
+                target = copy.path / place / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(path.resolve())
+        manifest = asdict(load_manifest(self.folder))
+        manifest["counts"]["recipe"] = without_folders(manifest["counts"]["recipe"])
+        (copy.path / _PLACE / MANIFEST).unlink()
+        write_json(copy.path / _PLACE / MANIFEST, manifest)
+        message = f"{len(self):,} passages"
+        return push_folder(self.folder, copy.path, repo_id, message, private=private)
 
     @overload
     def search(self, query: str, k: int = ...) -> list[Hit]: ...

@@ -38,9 +38,7 @@ class RunFileArguments(_Arguments):
     GROUP = "Retriever"
 
     run_queries: str = arg(
-        "",
-        "The queries of --retriever run:FILE, as --queries takes them.",
-        must_be_given=True,
+        "", "The queries of --retriever run:FILE, as --queries takes them.", must_be_given=True
     )
 
 

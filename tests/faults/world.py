@@ -320,7 +320,7 @@ BESIDE: Mapping[str, Job] = {
     "stopped": Job(
         "train $train --method rag --num_evidence 2 --output_dir runs/stopped "
         "--max_train_minutes 1e-9"
-    ),
+    )
 }
 
 

@@ -14,10 +14,10 @@ from loopback import TOKEN, LoopbackHub, point_client
 from scripted import call, read_json
 
 import pgra
-from pgra.commands.predict import main as predict_main
+from pgra.commands.train import predict as predict_main
 from pgra.commands.train import push
+from pgra.data.read import fetch_folder
 from pgra.errors import PgraError
-from pgra.reader.record import fetch_reader
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     assert reader(TEXTS[0], evidence) == local(TEXTS[0], evidence)
     assert reader(TEXTS[0], evidence) == local.predict([TEXTS[0]], [evidence])[0]
     assert reader(TEXTS[0], []) != reader(TEXTS[0], evidence)  # the control
-    there, here = contents(fetch_reader("me/name")), contents(ours.folder / "reader")
+    there, here = contents(fetch_folder("reader", "me/name")), contents(ours.folder / "reader")
     there.pop(".gitattributes", None)
     records = [json.loads(files.pop("pgra.json")) for files in (there, here)]
     assert there == here

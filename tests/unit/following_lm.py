@@ -3,6 +3,7 @@
 import random
 import re
 
+from pgra.commands.serve import build_app
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation, page
 from pgra.memory.families import Step, load_family, load_few_shot
@@ -96,4 +97,5 @@ def prompted(name="lexical", completer=None, **more):
 
 def open_page(memory, completer=None):
     """Open the page's application on a memory, with the conversation that it shows."""
-    return page(Conversation(prompted(completer=completer), memory), ["127.0.0.1"])
+    pages = [page(Conversation(prompted(completer=completer), memory))]
+    return build_app({}, ["127.0.0.1"], pages=pages)

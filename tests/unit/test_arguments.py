@@ -12,14 +12,7 @@ import pytest
 
 import pgra
 from pgra.commands.common import parse_run
-from pgra.config import (
-    Arguments,
-    arg,
-    config_root,
-    parse_arguments,
-    read_yaml,
-    rules,
-)
+from pgra.config import Arguments, arg, config_root, parse_arguments, read_yaml, rules
 from pgra.errors import ConfigError
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.faiss import empty_index

@@ -37,11 +37,7 @@ def copy(run, tmp_path):
 NAMES = ["training.safetensors", "model.safetensors", "state.json", "checksums.json"]
 
 
-@given(
-    name=st.sampled_from(NAMES),
-    place=st.floats(0, 1, exclude_max=True),
-    bit=st.integers(0, 6),
-)
+@given(name=st.sampled_from(NAMES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 6))
 def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
     path = run / "checkpoint-6" / name
     assert last_checkpoint(run) == path.parent  # the control

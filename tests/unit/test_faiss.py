@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgra.retrieval.faiss import (
-    VectorSource,
-    is_lossy,
-    measure_recall,
-    nearest,
-)
+from pgra.retrieval.faiss import VectorSource, is_lossy, measure_recall, nearest
 
 RNG = np.random.default_rng(0)
 QUERIES = RNG.standard_normal((7, 16)).astype(np.float32)

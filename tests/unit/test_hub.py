@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import SENTENCES, contents
 from huggingface_hub import hf_hub_download
-from loopback import BOT, LoopbackHub, Repo, commit_of, point_client
+from loopback import BOT, TOKEN, LoopbackHub, Repo, commit_of, point_client
 
+import pgra
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import open_split, read_split
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
-from pgra.errors import PgraError
+from pgra.errors import DamageError, PgraError
 from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
 
@@ -180,10 +181,7 @@ def whole_hub(lm_dirs, encoder_dirs):
     return LoopbackHub(repos)
 
 
-CORPORA = {
-    "owner/texts/file.txt": SENTENCES,
-    "some/wiki:new": ["one", "two", "three"],
-}
+CORPORA = {"owner/texts/file.txt": SENTENCES, "some/wiki:new": ["one", "two", "three"]}
 TASKS = {
     "trec": [("Question 0 ?", "human"), ("Question 1 ?", "description")],
     "sst2": [("A dev film.", "positive")],
@@ -254,3 +252,31 @@ def test_corpora_and_task_data_come_from_the_hub_and_stay_there_offline(
     client(NOWHERE, is_offline=True)
     assert {name: ask_corpus(name, tmp_path) for name in CORPORA} == CORPORA
     assert {name: ask_task(name) for name in TASKS} == TASKS
+
+
+@pytest.mark.slow
+def test_a_pushed_index_comes_back_by_its_id_whole(client, encoder_dirs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub, home = LoopbackHub(), tmp_path / "index"
+    own = pgra.Index.build(SENTENCES, encoder=str(encoder_dirs["bert"]), path=home, device="cpu")
+    hits = own.search(TEXT, k=5)
+    with hub.serve() as endpoint:
+        client(endpoint)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
+        assert "me/index" in own.push_to_hub("me/index")
+        home.rename(tmp_path / "moved")
+        found = pgra.Index.load("me/index", device="cpu")
+        assert found.search(TEXT, k=5) == hits
+        files = hub.files("me/index")
+        for place in (tmp_path, encoder_dirs["bert"]):
+            assert not any(str(place).encode() in data for data in files.values())
+        faiss = files["indexes/index/index.faiss"]
+        files["indexes/index/index.faiss"] = faiss[:-1] + bytes([faiss[-1] ^ 1])
+        hub.repos["models/me/other"] = Repo({"main": files})
+        with pytest.raises(DamageError, match="index.faiss is damaged"):
+            pgra.Index.load("me/other", device="cpu")
+        monkeypatch.setenv("HF_TOKEN", "none")
+        with pytest.raises(PgraError, match="cannot push .* and may you write there"):
+            found.push_to_hub("me/index")
+    client(NOWHERE, is_offline=True)
+    assert pgra.Index.load("me/index", device="cpu").search(TEXT, k=5) == hits

@@ -11,13 +11,7 @@ from torch import nn
 from transformers import AutoModel
 
 from pgra.lm import kernels
-from pgra.lm.kernels import (
-    Cascade,
-    attend,
-    find_fault,
-    packed_for,
-    prepare_prefix,
-)
+from pgra.lm.kernels import Cascade, attend, find_fault, packed_for, prepare_prefix
 from pgra.reader.fid import FusionReader
 
 HEADS, KEY_HEADS, WIDTH, S = 4, 2, 8, 11

@@ -63,10 +63,7 @@ def write_run(folder, evidence, *, task="reviews", **how):
 
 
 QUIET = {"device": "cpu", "plots": False}
-EVIDENCE = {
-    "pgra": [TEXTS[:3], TEXTS[1:4], TEXTS[:3]],
-    "fid": [TEXTS[3:], TEXTS[:3], TEXTS[2:5]],
-}
+EVIDENCE = {"pgra": [TEXTS[:3], TEXTS[1:4], TEXTS[:3]], "fid": [TEXTS[3:], TEXTS[:3], TEXTS[2:5]]}
 
 
 @pytest.fixture

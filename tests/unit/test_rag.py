@@ -7,13 +7,7 @@ from small_training import VERBALIZER, lively, tokens
 from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost
-from pgra.methods.rag import (
-    RagClassifier,
-    RagReader,
-    build_pooled,
-    choose_evidence,
-    collate_pooled,
-)
+from pgra.methods.rag import RagClassifier, RagReader, build_pooled, choose_evidence, collate_pooled
 from pgra.prompts import Verbalizer
 from pgra.reader.fid import FusionReader, pack_segments
 from pgra.reader.inputs import SegmentLayout

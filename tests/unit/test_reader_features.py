@@ -4,14 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from small_training import (
-    classifier_of,
-    losses,
-    make_arguments,
-    make_inputs,
-    tokens,
-    train,
-)
+from small_training import classifier_of, losses, make_arguments, make_inputs, tokens, train
 from transformers import modeling_utils
 
 from pgra.reader.fid import FusionReader

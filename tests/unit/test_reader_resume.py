@@ -5,13 +5,7 @@ import signal
 
 import pytest
 from processes import launch
-from small_training import (
-    at_batch,
-    run_files,
-    signal_self,
-    train_long,
-    train_told,
-)
+from small_training import at_batch, run_files, signal_self, train_long, train_told
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from pgra.errors import Stopped

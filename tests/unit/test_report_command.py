@@ -4,6 +4,7 @@ import csv
 import re
 
 import pytest
+from conftest import write_jsonl
 from planted_runs import plant, plant_grid
 
 from pgra.cli import main
@@ -116,3 +117,42 @@ def test_hostile_text_stays_text_and_nothing_is_asked_for_outside(tmp_path):
     order = [page.index(words) for words in ("<h1>", "<table", "bold, or *", "Examples", "test-1:")]
     assert order == sorted(order)
     assert re.findall(r"test-(\d):", page) == ["1", "0", "2", "3"]
+
+
+# Samples of lm-evaluation-harness.
+
+
+def write_samples(folder, task, right, **own):
+    folder.mkdir(exist_ok=True)
+    lines = [
+        {
+            "doc_id": number,
+            "target": "1",
+            "arguments": {"gen_args_0": {"arg_0": f"question {number}", "arg_1": " yes"}},
+            **{"filter": "none", "metrics": ["acc", "f1", "ppl"], "doc_hash": f"{number}"},
+            **{"target_hash": "b", "acc": float(number in right), "f1": 0.5, "ppl": [1, 2], **own},
+        }
+        for number in range(40)
+    ]
+    return write_jsonl(folder / f"samples_{task}_2026-11-26T20-25-01.123456.jsonl", lines[::-1])
+
+
+def test_two_models_of_lm_eval_are_compared_by_the_paired_test(tmp_path, capsys):
+    for task in ("boolq", "arc_easy"):
+        write_samples(tmp_path / "small", task, range(20))
+        write_samples(tmp_path / "large", task, range(38))
+    words = ["report", str(tmp_path), "--baseline", "small"]
+    assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
+    rows = {
+        (r["row"], r["task"]): r
+        for r in csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    }
+    found = rows["large", "boolq"]
+    assert (float(found["difference"]), found["verdict"]) == (pytest.approx(45), "better")
+    assert float(found["p"]) < 0.01
+    assert rows["large", "boolq f1"]["verdict"] == "within noise"
+    assert float(rows["large", "average"]["value"]) == pytest.approx(95)
+    assert main(["report", str(tmp_path), "--samples", "1"]) == 0
+    assert "arc_easy, 37: question 37" in capsys.readouterr().out  # they differ on it
+    assert main(["report", str(write_samples(tmp_path / "no", "boolq", (), metrics=["ppl"]))]) == 2
+    assert "no measure of each sample from 0 to 1" in capsys.readouterr().err

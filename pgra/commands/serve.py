@@ -1,0 +1,365 @@
+"""Servers for other tools: `pgra serve` over HTTP, `pgra mcp` for agents."""
+
+import base64
+import contextlib
+import hmac
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+
+from pgra import __version__
+from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.memory import FamilyArguments, MemoryArguments, open_conversation
+from pgra.config import Arguments, arg, parse_arguments
+from pgra.errors import ConfigError, DataError, PgraError, device_fault
+from pgra.lm.base import REMOTE, CompleterArguments
+from pgra.memory.chat import page
+from pgra.memory.lookup import LookupArguments
+from pgra.memory.memory import Memory
+from pgra.memory.stream import PromptedArguments
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from pgra.rerank.reranker import Reranker
+    from pgra.retrieval.dense import Index
+    from pgra.runs import Run
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+_TOKEN = "PGRA_TOKEN"
+_MOST_BYTES = 16 << 20  # of a body
+_JSON = "application/json"
+
+# The bodies are those of Cohere's clients; Jina's reranker has the same.
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+_some = msgspec.Meta(min_length=1, max_length=2048)
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RerankBody(msgspec.Struct):
+    query: _Text
+    documents: Annotated[list[str | Document], _some]
+    top_n: _Count | None = None
+    return_documents: bool | None = None
+
+
+class SearchBody(msgspec.Struct):
+    query: _Text
+    k: _Count = 10
+
+
+class Labelled(msgspec.Struct):
+    text: _Text
+    label: _Text
+
+
+class ClassifyBody(msgspec.Struct):
+    inputs: Annotated[list[str | dict[str, str]], _some]
+    examples: Annotated[list[Labelled], _some] | None = None
+
+
+def rerank(reranker: "Reranker", name: str, asked: RerankBody) -> Mapping[str, Any]:
+    """Order documents; a relevance is the logistic function of the reranker's score."""
+    from scipy.special import expit
+
+    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+    results = [
+        {"index": hit.index, "relevance_score": float(expit(float(hit.score)))}
+        | ({"document": {"text": hit.text}} if asked.return_documents else {})
+        for hit in reranker.rank(asked.query, texts, k=asked.top_n)
+    ]
+    return {"model": name, "results": results, "usage": {"total_tokens": 0}}  # some read it
+
+
+def search(index: "Index", asked: SearchBody) -> Mapping[str, Any]:
+    hits = index.search(asked.query, k=asked.k)
+    return {"results": [{"index": h.index, "score": h.score, "text": h.text} for h in hits]}
+
+
+def classify(run: "Run | None", lm: Any, asked: ClassifyBody) -> Mapping[str, Any]:
+    """Decide texts by the run; or by an LM's head, learnt from the request's examples."""
+    from pgra.methods.head import Classifier
+
+    decider: Any = run
+    if asked.examples and lm is not None:
+        decider = Classifier(lm, [(one.text, one.label) for one in asked.examples])
+    elif asked.examples or run is None:
+        raise ConfigError("examples need a server with --lm, and texts without them one with --run")
+    found = [
+        {
+            "id": str(number),
+            "input": text if isinstance(text, str) else " ".join(text.values()),
+            "prediction": one.label,
+            "confidence": one.scores.get(one.label, 0.0),
+            "labels": {label: {"confidence": score} for label, score in one.scores.items()},
+        }
+        for number, (text, one) in enumerate(
+            zip(asked.inputs, decider.predict(list(asked.inputs)), strict=True)
+        )
+    ]
+    return {"classifications": found}
+
+
+Doors = Mapping[str, tuple[type, Callable[[Any], Mapping[str, Any]]]]
+
+
+def build_app(
+    doors: Doors, hosts: Sequence[str], token: str = "", pages: Sequence[Any] = ()
+) -> "Starlette":
+    """Return the application: by name a body and what answers it, one after the other.
+
+    It refuses other host names than `hosts`, against DNS rebinding. A token must come as a bearer
+    token, or from a browser as the password.
+    """
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    lock = threading.Lock()
+
+    def refuse(_: "Request", error: Exception) -> "Response":
+        text = getattr(error, "detail", None) or device_fault(error) or str(error)
+        status = getattr(error, "status_code", 500)
+        if isinstance(error, ValueError | ConfigError | DataError):
+            status = 400 if type(error) is msgspec.DecodeError else 422
+        elif not isinstance(error, PgraError | HTTPException):
+            text = f"{type(error).__name__}: {text}"
+        return JSONResponse({"message": " ".join(text.split())}, status)
+
+    async def check(request: "Request", go_on: Any) -> Any:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        with contextlib.suppress(ValueError):
+            given = given if kind != "Basic" else base64.b64decode(given).decode().split(":", 1)[-1]
+        if hmac.compare_digest(given.encode(), token.encode()):
+            return await go_on(request)
+        message = {"message": f"send the server's {_TOKEN} as a bearer token"}
+        return JSONResponse(message, 401, {"WWW-Authenticate": 'Basic realm="pgra"'})
+
+    def route(name: str) -> Any:
+        kind, answer = doors[name]
+
+        def locked(asked: Any) -> Mapping[str, Any]:
+            with lock:
+                return answer(asked)
+
+        async def show(request: "Request") -> "Response":
+            body = bytearray()
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_BYTES:
+                    raise HTTPException(413, f"a body has at most {_MOST_BYTES:,} bytes")
+            asked = msgspec.json.decode(body, type=kind, strict=False)  # some send "true"
+            return JSONResponse(await run_in_threadpool(locked, asked))
+
+        return Route(f"/{{version:path}}{name}", show, methods=["POST"])
+
+    guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
+    if token:
+        guards.append(Middleware(BaseHTTPMiddleware, dispatch=check))
+    schema = Route("/openapi.json", lambda _: JSONResponse(openapi(doors)))
+    return Starlette(
+        routes=[*pages, schema, *map(route, doors)],
+        middleware=guards,
+        exception_handlers=dict.fromkeys((HTTPException, PgraError, ValueError, Exception), refuse),
+    )
+
+
+def openapi(doors: Doors) -> Mapping[str, Any]:
+    """Describe the server's doors as OpenAPI 3.1."""
+    place = "#/components/schemas/{name}"
+    kinds = [kind for kind, _ in doors.values()]
+    refs, schemas = msgspec.json.schema_components(kinds, ref_template=place)
+    paths = {
+        f"/v1/{name}": {
+            "post": {
+                "requestBody": {"required": True, "content": {_JSON: {"schema": ref}}},
+                "responses": {"200": {"description": "The answer", "content": {_JSON: {}}}},
+            }
+        }
+        for name, ref in zip(doors, refs, strict=True)
+    }
+    bearer = {"token": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "pgra", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": bearer},
+    }
+
+
+@dataclass(kw_only=True)
+class RerankerArguments(Arguments):
+    """How --lm orders documents."""
+
+    reranker: str = arg(
+        "likelihood",
+        "How --lm orders documents: likelihood (of the query after each), prompted (its states), "
+        "cross-encoder or causal (--lm is one).",
+        choices=("likelihood", "prompted", "cross-encoder", "causal"),
+    )
+    task: str | None = arg(
+        None, "Whose prompt prompted shows, without examples.", needs={"reranker": "prompted"}
+    )
+
+    def open_reranker(self, lm: CompleterArguments, device: str) -> "Reranker | None":
+        """Open an LM's reranker; None without an LM that reads here."""
+        from pgra.rerank.reranker import Reranker
+
+        if not lm.lm or lm.lm.startswith(REMOTE):
+            return None
+        by = "states" if self.reranker == "prompted" else self.reranker
+        template = "{text}" if by == "states" and self.task is None else None
+        how: Any = {"task": self.task, "template": template, "by": by}
+        return Reranker(lm.lm, device=device, dtype=lm.lm_dtype, **how)
+
+
+@dataclass(kw_only=True)
+class ServeArguments(MemoryArguments, RerankerArguments):
+    """What is served, and where."""
+
+    index_dir: str | None = arg(None, "An index's folder, for /v1/search.")
+    run: str | None = arg(None, "A finished run, for /v1/classify.")
+    memory: str = arg("", "A memory's file, made if it is missing; its page is at /.")
+    host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
+    port: int = arg(7860, "Its port.", least=1, below=65_536)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Serve reranking, search, classification and a memory's page over HTTP.
+
+    Examples:
+      pgra serve --lm bundled:smollm2-135m
+      pgra serve --lm cross-encoder/ms-marco-MiniLM-L6-v2 --reranker cross-encoder
+      pgra serve --index_dir artifacts/indexes/minilm-l6-0123456789ab --run runs/sst2-pgra-seed42
+      pgra serve --memory memory.sqlite --lm bundled:smollm2-135m
+
+    POST /v1/rerank and /v1/classify take and give what Cohere's clients do, /v1/search takes query
+    and k; /openapi.json describes them. At another --host than this machine's own, clients must
+    send the text of the variable PGRA_TOKEN as a bearer token, or a browser as the password.
+    """
+    how, chat, lookup = parse_arguments(
+        [ServeArguments, PromptedArguments, LookupArguments], argv, prog="pgra serve", **about(main)
+    )
+    token, is_local = os.environ.get(_TOKEN, ""), how.host in _LOOPBACK
+    if not (chat.lm or how.index_dir or how.run or how.memory):
+        raise ConfigError("nothing to serve: give --lm, --index_dir, --run or --memory")
+    if not is_local and not token:
+        raise ConfigError(f"--host {how.host} lets others in: set {_TOKEN} to what they must send")
+    import uvicorn
+
+    quiet_libraries()
+    from pgra.lm.causal_lm import open_causal_lm
+    from pgra.retrieval.dense import Index
+    from pgra.runs import Run
+
+    doors, pages, device, lm = {}, [], chat.device, None
+    with contextlib.ExitStack() as stack:
+        if reranker := how.open_reranker(chat, device):
+            doors["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)
+            if how.reranker in ("likelihood", "prompted"):
+                lm = open_causal_lm(chat.lm, device=device, dtype=chat.lm_dtype)
+        if how.index_dir:
+            index = Index.load(how.index_dir, device=device)
+            doors["search"] = SearchBody, partial(search, index)
+        run = Run.load(how.run, device=device) if how.run else None
+        if run or lm:
+            _ = run and run.method  # its models and data are found now
+            doors["classify"] = ClassifyBody, partial(classify, run, lm)
+        if how.memory:
+            pages = [page(stack.enter_context(open_conversation(how, chat, lookup)))]
+        app = build_app(doors, _LOOPBACK if is_local else ["*"], token, pages)
+        names = ", ".join([*(f"/v1/{name}" for name in doors), *("/" for _ in pages)])
+        say(f"http://{how.host}:{how.port} serves {names}; Ctrl-C ends it")
+        uvicorn.run(app, host=how.host, port=how.port, log_level="warning", lifespan="off")
+    return 0
+
+
+@dataclass(kw_only=True)
+class AgentArguments(MemoryArguments, FamilyArguments, RerankerArguments):
+    """Whose memory agents share, and what they rerank by."""
+
+
+def agents(argv: Sequence[str] | None = None) -> int:
+    """Give agents a memory and a reranker: a server of the Model Context Protocol over stdio.
+
+    Examples:
+      pgra mcp --memory memory.sqlite --user anna
+      pgra mcp --lm bundled:smollm2-135m
+
+    Its tools are memory_add, memory_search, memory_update, memory_delete and memory_erase, on the
+    entries of --user alone (and shared ones, which it finds); with --lm also rerank.
+    """
+    how, lookup, lm = parse_arguments(
+        [AgentArguments, LookupArguments, CompleterArguments],
+        argv,
+        prog="pgra mcp",
+        **about(agents),
+    )
+    quiet_libraries()
+    with how.open_for(lookup, how.load_family(), how.device, create=True) as memory:
+        build_mcp(memory, how.open_reranker(lm, how.device), lm.lm).run("stdio")
+    return 0
+
+
+def build_mcp(memory: Memory, reranker: "Reranker | None" = None, lm: str = "") -> "MCPServer":
+    """Return the server of the SDK."""
+    from mcp.server import MCPServer
+
+    def delete(entry_id: int) -> None:
+        memory.delete(entry_id)
+
+    def erase(entry_id: int) -> int:
+        return memory.erase(entry_id)
+
+    def order(query: str, documents: list[str], top_n: int | None = None) -> dict[str, Any]:
+        asked = {"query": query, "documents": documents, "top_n": top_n}
+        return dict(rerank(cast("Reranker", reranker), lm, msgspec.convert(asked, RerankBody)))
+
+    tools: dict[str, tuple[Callable[..., Any], str]] = {
+        "memory_add": (memory.add, "Note what was meant by a question that was misunderstood."),
+        "memory_search": (memory.search, "Find notes on questions like this one, nearest first."),
+        "memory_update": (memory.update, "Replace a note's feedback; it gets another id."),
+        "memory_delete": (delete, "Take a note out of the memory; its log keeps it."),
+        "memory_erase": (erase, "Erase all that was said of a note's question, for ever."),
+        "rerank": (order, "Order documents by their relevance to a query, best first."),
+    }
+    if reranker is None:
+        del tools["rerank"]
+    server: Any = MCPServer("pgra", version=__version__)
+    lock = threading.Lock()
+    for name, (tool, text) in tools.items():
+        server.add_tool(_for_agents(tool, lock), name, description=text)
+    return server
+
+
+def _for_agents(tool: Callable[..., Any], lock: threading.Lock) -> Callable[..., Any]:
+    """Return a tool that is called once at a time, and whose errors an agent may read."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @wraps(tool)
+    def call(**given: Any) -> Any:
+        try:
+            with lock:
+                return tool(**given)
+        except (PgraError, ValueError) as error:
+            raise ToolError(str(error)) from None
+
+    return call
