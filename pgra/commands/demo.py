@@ -149,8 +149,8 @@ def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
     from pgra.data.claims import ClaimsArguments, make_claims
     from pgra.data.corpus import open_corpus
 
-    sizes = {"num_train": 136, "num_dev": 8, "num_test": 150}
-    how = ClaimsArguments(output_dir=str(args.folder / "claims"), **sizes)
+    where = str(args.folder / "claims")
+    how = ClaimsArguments(output_dir=where, num_train=136, num_dev=8, num_test=150)
     whole = replace(args.corpus, max_passages=None)
     folder = make_claims(open_corpus(whole, context.artifacts), how).folder
     config = str(config_root() / "experiments" / "demo-claims.yaml")
