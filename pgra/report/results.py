@@ -403,8 +403,10 @@ def load_samples(path: Path) -> list[Trial]:
             decided = [RIGHT if value else WRONG for value in values]
             outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
         about, named = {"uses_seed": False}, f"{task} {measure}" if found else task
-        model = path.absolute().parent.name
-        found.append(Trial(model, model, named, 0, path, {}, about, outcomes, digest(marks)))
+        *_, output, model, _ = path.absolute().parts
+        own_path: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
+        how = (model, model, named, 0, path, own_path, about, outcomes, digest(marks))
+        found.append(Trial(*how))
     if not found:
         raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
     return found

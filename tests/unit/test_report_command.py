@@ -123,7 +123,7 @@ def test_hostile_text_stays_text_and_nothing_is_asked_for_outside(tmp_path):
 
 
 def write_samples(folder, task, right, **own):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     lines = [
         {
             "doc_id": number,
@@ -137,21 +137,19 @@ def write_samples(folder, task, right, **own):
     return write_jsonl(folder / f"samples_{task}_2026-11-26T20-25-01.123456.jsonl", lines[::-1])
 
 
-def test_two_models_of_lm_eval_are_compared_by_the_paired_test(tmp_path, capsys):
+def test_two_outputs_of_lm_eval_are_compared_by_the_paired_test(tmp_path, capsys):
     for task in ("boolq", "arc_easy"):
-        write_samples(tmp_path / "small", task, range(20))
-        write_samples(tmp_path / "large", task, range(38))
-    words = ["report", str(tmp_path), "--baseline", "small"]
+        write_samples(tmp_path / "random" / "m", task, range(20))
+        write_samples(tmp_path / "kate" / "m", task, range(38))
+    words = ["report", str(tmp_path), "--baseline", "m output_path=random"]
     assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
-    rows = {
-        (r["row"], r["task"]): r
-        for r in csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
-    }
-    found = rows["large", "boolq"]
+    lines = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    rows = {line["task"]: line for line in lines if line["row"] == "m output_path=kate"}
+    found = rows["boolq"]
     assert (float(found["difference"]), found["verdict"]) == (pytest.approx(45), "better")
     assert float(found["p"]) < 0.01
-    assert rows["large", "boolq f1"]["verdict"] == "within noise"
-    assert float(rows["large", "average"]["value"]) == pytest.approx(95)
+    assert rows["boolq f1"]["verdict"] == "within noise"
+    assert float(rows["average"]["value"]) == pytest.approx(95)
     assert main(["report", str(tmp_path), "--samples", "1"]) == 0
     assert "arc_easy, 37: question 37" in capsys.readouterr().out  # they differ on it
     assert main(["report", str(write_samples(tmp_path / "no", "boolq", (), metrics=["ppl"]))]) == 2
