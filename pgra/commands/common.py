@@ -154,7 +154,7 @@ def join_run(words: Sequence[str]) -> "Context":
 
 @contextlib.contextmanager
 def _loading() -> Iterator[None]:
-    """Say what goes on where the libraries of a block take more than two seconds to load."""
+    """Say what loads where the libraries of a block take more than two seconds to load."""
     timer = threading.Timer(2.0, logger.info, ["loading torch and transformers ..."])
     timer.daemon = True
     timer.start()

@@ -259,7 +259,7 @@ class LogLookup(ABC):
         scores = self._score(self._normalize(question))
         nearest: dict[str | int, int] = {}
         for row in nearest_first(scores, self._is_own, self._ids).tolist():
-            if len(nearest) == k:
+            if len(nearest) == k or scores[row] == -np.inf:
                 break
             nearest.setdefault(self._found_as(row), row)
         found = {self._ids[row]: float(scores[row]) for row in nearest.values()}
@@ -268,7 +268,7 @@ class LogLookup(ABC):
 
     @abstractmethod
     def _score(self, key: str) -> Floats:
-        """Return each row's score."""
+        """Return each row's score; minus infinity where it is not found."""
 
     def _found_as(self, row: int) -> str | int:
         """Return what is found once."""
@@ -352,7 +352,7 @@ class Bm25Lookup(LogLookup):
     def _score(self, key: str) -> Floats:
         index = index_texts(self._keys, tf="lucene", idf="lucene")
         found: Floats = index.get_scores_from_ids(index.get_tokens_ids(split_words(key)))
-        return found.astype(np.float64)
+        return np.where(found > 0, found.astype(np.float64), -np.inf)
 
 
 class EncoderLookup(LogLookup):
