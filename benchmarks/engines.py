@@ -3,7 +3,7 @@
     python benchmarks/engines.py --quick
     python benchmarks/engines.py --vllm_python /opt/vllm/bin/python --json engines.json
 
-All read the same real sentences behind the same real prefix of 8 exemplars, one after the other.
+All read the same real sentences after the same real prefix of 8 exemplars, one after the other.
 
     cascade     transformers in this process, the prefix read once: pgra's own way
     llama.cpp   its server, of the package xllamacpp, with the bundled LM's own 4 bits

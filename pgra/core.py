@@ -168,6 +168,7 @@ class Worker:
         own = self.share(range(len(units)))
         for i in [*own, *sorted({*range(len(units))} - {*own}, reverse=True)]:
             path = place(units[i])
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with path.open("x") as file:  # O_EXCL
                     file.write(str(self.rank))

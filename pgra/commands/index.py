@@ -47,7 +47,7 @@ class WorkArguments(Arguments):
     shard: str | None = arg(
         None,
         "I/N: encode or read what part I, from 0, of N has to do, then what slow parts have left, "
-        "and end. The same command without it goes on from there.",
+        "and end. The same command without it continues from there.",
     )
 
     def check(self) -> None:
