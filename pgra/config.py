@@ -242,7 +242,8 @@ class Arguments:
             if not (is_set if wanted is True else given in enough):
                 way = f"--{other}" if wanted is True else f"--{other} {enough[0]}"
                 raise ConfigError(
-                    f"{name} needs {other}, which is {given}: add {way}, or leave {name} out"
+                    f"{name} needs {other}, which is {given}: add {way}, or leave {name} "
+                    f"{getattr(self, name)} out"
                 )
 
 

@@ -263,7 +263,7 @@ def fetch_folder(kind: str, name: str | Path, *, token: str | None = None) -> Pa
     """Find a run, a reader or an index by its folder, or download it from the hub.
 
     `name` is a folder, or OWNER/NAME or OWNER/NAME@REVISION; it returns the folder, or the snapshot
-    in the hub's cache, where a download that stopped goes on. A token of None is HF_TOKEN, or the
+    in the hub's cache, where a stopped download resumes. A token of None is HF_TOKEN, or the
     login's.
 
     Raises:
