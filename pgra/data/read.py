@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pgra.artifacts import at_home
-from pgra.errors import (
-    ArtifactError,
-    ConfigError,
-    DataError,
-    cut,
-    reading,
-    show,
-    unknown_name,
-)
+from pgra.errors import ArtifactError, ConfigError, DataError, cut, reading, show, unknown_name
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
 PACKED = (".gz", ".zst")
@@ -204,11 +196,7 @@ def clean_text(place: str, name: str, value: object) -> str:
 
 
 def read_label(
-    row: Record,
-    column: str,
-    *,
-    labels: Collection[str] = (),
-    classes: Sequence[str] | None = None,
+    row: Record, column: str, *, labels: Collection[str] = (), classes: Sequence[str] | None = None
 ) -> str:
     """Return a row's label, by its name: of a number its digits.
 

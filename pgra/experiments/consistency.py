@@ -100,12 +100,7 @@ class Consistency:
 
 
 def measure_consistency(
-    name: str,
-    task: str,
-    lines: Lines,
-    pseudo_labels: Mapping[str, str],
-    *,
-    labels: Sequence[str],
+    name: str, task: str, lines: Lines, pseudo_labels: Mapping[str, str], *, labels: Sequence[str]
 ) -> Consistency:
     """Compare the pseudo-labels of a run's evidence, by text, with its queries' labels.
 
