@@ -235,7 +235,7 @@ class RerankerArguments(Arguments):
 class ServeArguments(MemoryArguments, RerankerArguments):
     """What is served, and where."""
 
-    index_dir: str | None = arg(None, "An index's folder, for /v1/search.")
+    index_dir: str | None = arg(None, "An index, for /v1/search: its folder, or OWNER/NAME.")
     run: str | None = arg(None, "A finished run, for /v1/classify.")
     memory: str = arg("", "A memory's file, made if it is missing; its page is at /.")
     host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
