@@ -139,7 +139,8 @@ def build_app(
         text = getattr(error, "detail", None) or device_fault(error) or str(error)
         status = getattr(error, "status_code", 500)
         if isinstance(error, ValueError | ConfigError | DataError):
-            status = 400 if type(error) is msgspec.DecodeError else 422
+            is_typed = isinstance(error, msgspec.ValidationError)
+            status = 422 if is_typed or not isinstance(error, msgspec.DecodeError) else 400
         elif not isinstance(error, PgraError | HTTPException):
             text = f"{type(error).__name__}: {text}"
         return JSONResponse({"message": " ".join(text.split())}, status)
@@ -166,7 +167,7 @@ def build_app(
                 body += part
                 if len(body) > _MOST_BYTES:
                     raise HTTPException(413, f"a body has at most {_MOST_BYTES:,} bytes")
-            asked = msgspec.json.decode(body, type=kind, strict=False)  # some send "true"
+            asked: Any = msgspec.json.decode(body, type=kind, strict=False)  # some send "true"
             return JSONResponse(await run_in_threadpool(locked, asked))
 
         return Route(f"/{{version:path}}{name}", show, methods=["POST"])
@@ -270,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.retrieval.dense import Index
     from pgra.runs import Run
 
-    doors, pages, device, lm = {}, [], chat.device, None
+    doors: dict[str, tuple[type, Callable[[Any], Mapping[str, Any]]]] = {}
+    pages, device, lm = list[Any](), chat.device, None
     with contextlib.ExitStack() as stack:
         if reranker := how.open_reranker(chat, device):
             doors["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)

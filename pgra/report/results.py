@@ -385,7 +385,8 @@ def load_samples(path: Path) -> list[Trial]:
     Raises:
         ArtifactError: If there is no such measure, or the file cannot be read.
     """
-    task, found = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_"), []
+    task = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_")
+    found: list[Trial] = []
     own: dict[str, list[tuple[list[Any], Any]]] = {}
     with reading(path, DamageError):
         for line in read_lines(path):
