@@ -349,9 +349,13 @@ class Bm25Lookup(LogLookup):
     def _normalize(self, text: str) -> str:
         return text if self._form == "whole" else _SLOT.sub(" ", text)
 
+    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
+        super()._take(kept, new)
+        self._index = index_texts(self._keys or ["a"], tf="lucene", idf="lucene")
+
     def _score(self, key: str) -> Floats:
-        index = index_texts(self._keys, tf="lucene", idf="lucene")
-        found: Floats = index.get_scores_from_ids(index.get_tokens_ids(split_words(key)))
+        ids = self._index.get_tokens_ids(split_words(key))
+        found: Floats = self._index.get_scores_from_ids(ids)
         return np.where(found > 0, found.astype(np.float64), -np.inf)
 
 
