@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = f"{SharedWords.__module__}:SharedWords".replace("__main__", "add_reranker")
     data = "--task sst2 --dataset_name bundled:rotten-tomatoes --encoder bundled:minilm-l6"
     words = [*data.split(), "--num_candidates", "20", "--max_passages", args.max_passages]
-    return dispatch(["rerank", args.query, "--reranker", name, "--corpus", args.corpus, *words])
+    return dispatch(["search", args.query, "--reranker", name, "--corpus", args.corpus, *words])
 
 
 if __name__ == "__main__":

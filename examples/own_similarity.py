@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Show the best of the first stage and of this similarity side by side."""
     query, *more = argv or ["a warm and funny film"]
     words = [query, *f"{DATA} {CORPUS} {STAGES}".split(), *more]
-    return dispatch(["rerank", *words, "--similarity", "own_similarity:Csls"])
+    return dispatch(["search", *words, "--similarity", "own_similarity:Csls"])
 
 
 if __name__ == "__main__":
