@@ -148,7 +148,7 @@ def test_equal_prompts_are_counted_once_and_a_query_that_does_not_fit_is_named()
     counted = []
     assert fit(write, (2, 2, 2), 99, counted).num_tokens.tolist() == [15, 15, 15]
     assert len(counted) == 3  # two of the three queries are equal, and so is what all have
-    with pytest.raises(DataError, match="query a has 15 tokens .*, and the LM reads 17, 3 of them"):
+    with pytest.raises(DataError, match="query a has 15 tokens .*, of 17, 3 of them"):
         fit(write, (1, 1, 1), 17)
 
 
