@@ -184,9 +184,9 @@ def test_case_coding_and_marks_of_any_script_around_a_word_do_not_count(words):
 def test_words_that_no_answer_tells_apart_are_refused_when_the_task_is_read(pair):
     words = dict(zip(("one", "two"), pair, strict=True))
     about = {"name": "mine", "labels": ("one", "two"), "prompt": "{text}"}
-    with pytest.raises(ConfigError, match="prompt_words has"):
+    with pytest.raises(ConfigError, match="prompt_words: "):
         Task(**about, prompt_words=words)
-    with pytest.raises(ConfigError, match="words has"):
+    with pytest.raises(ConfigError, match="words: "):
         Verbalizer(words, "")
     assert Task(**about, prompt_words={**words, "one": "another"})  # the control
 
