@@ -81,6 +81,8 @@ class DataArguments(Arguments):
 
     def check(self) -> None:
         """Hold out a test set where there is none: a run that is measured again knows of it."""
+        if self.dataset_name and not self.train_file and at_home(self.dataset_name).is_file():
+            self.train_file, self.dataset_name = self.dataset_name, None
         if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
             self.test_fraction = TEST_FRACTION
 

@@ -150,7 +150,7 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
 def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
-    args = DataArguments(train_file=str(train))
+    args = DataArguments(dataset_name=str(train))  # one file: as --train_file
     splits = load(TASK, args)
     learned = ids(splits.train) + ids(splits.dev)
     assert sorted(ids(splits.test) + learned) == sorted(f"train-{i}" for i in range(40))
