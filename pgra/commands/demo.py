@@ -29,7 +29,7 @@ _LEVEL = 0.01
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See prompt-guided retrieval at work on real models and real text, in four minutes.
+    """See prompt-guided retrieval at work on real models and real text, in four to five minutes.
 
     Examples:
       pgra demo
