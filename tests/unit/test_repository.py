@@ -82,8 +82,7 @@ def test_the_project_and_its_requirements_agree():
     pinned = dict(line.split("==") for line in pins("requirements.txt"))
     versions = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pinned.items()}
     extras = project["optional-dependencies"]
-    named = ("lm", "reports", "demo", "dev")
-    for text in chain(project["dependencies"], *map(extras.get, named)):
+    for text in chain(project["dependencies"], *map(extras.get, ("lm", "reports", "demo", "dev"))):
         requirement = Requirement(text)
         pin = versions[re.sub(r"[-_.]+", "-", requirement.name).lower()]
         assert requirement.specifier.contains(pin), text
