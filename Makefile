@@ -34,7 +34,7 @@ $(STAMP): requirements.txt requirements-bundled.txt pyproject.toml
 	@$(BIN)/python -W ignore -c 'import pgra.runs, index_build.__main__'
 	@touch $@
 
-demo: $(STAMP)  ## See it at work on real models and real text (4 to 5 minutes on two quiet cores)
+demo: $(STAMP)  ## See it at work on real models and real text (three minutes on two quiet cores)
 	@$(BIN)/pgra demo
 
 check: $(STAMP)  ## ruff, ruff format, mypy --strict, and the limits on sizes

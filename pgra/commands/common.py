@@ -63,6 +63,12 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     return {"description": first, "epilog": rest}
 
 
+def name_leading(flag: str, argv: Sequence[str] | None) -> list[str]:
+    """Put a flag before leading bare words, so that `pgra search "a sentence"` works."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return [flag, *words] if words and not words[0].startswith("-") else words
+
+
 def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
     """Show the help of a command with subcommands, each with its function."""
     below = {name: about(function)["description"] for name, function in words.items()}

@@ -155,7 +155,7 @@ def build(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def search(argv: Sequence[str] | None = None) -> int:
+def search(words: Sequence[str]) -> int:
     r"""Look up the passages of a corpus, or of an index (--index_dir), that come near a text.
 
     With --task an LM then orders them under the task's prompt: pgra search --task NAME --help.
@@ -171,7 +171,6 @@ def search(argv: Sequence[str] | None = None) -> int:
     """
     from pgra.methods.base import find_options
 
-    words = name_leading_texts(argv)
     check_alone("pgra search")
     texts, own, runtime, corpus_args, args, *options = parse_arguments(
         lambda chosen: [
@@ -217,12 +216,6 @@ def search(argv: Sequence[str] | None = None) -> int:
     else:
         say(visible(describe_hits(asked, found, corpus)))
     return 0
-
-
-def name_leading_texts(argv: Sequence[str] | None) -> list[str]:
-    """Put --text before leading texts, so that `pgra search "a sentence"` works."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return ["--text", *words] if words and not words[0].startswith("-") else words
 
 
 def describe_hits(texts: Sequence[str], candidates: Candidates, corpus: Corpus) -> str:

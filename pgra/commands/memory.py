@@ -1,4 +1,4 @@
-"""A memory of what users corrected: `pgra memory add|list|search|update|delete|...|stream`.
+"""A memory of what users corrected: `pgra memory add|list|search|update|delete|...|lab`.
 
 A word's docstring is its help. torch is imported where it is needed: listing loads none.
 """
@@ -31,11 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
       pgra memory search "what is akin to < pretty > ?" --family lexical
       pgra memory list --memory memory.sqlite
-      pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
+      pgra memory lab stream --stream linguistic_300.jsonl --lm bundled:smollm2-135m
       pgra memory chat --lm bundled:smollm2-135m
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or wants_help(words[:1]):
+    if words[:1] == ["lab"]:
+        words[:2] = [" ".join(words[:2])]
+    if not words or words[0] == "lab" or wants_help(words[0].split()[-1:]):
         functions = {name: function for name, (function, *_) in _WORDS.items()}
         say_words("pgra memory", main, functions)
         return 0
@@ -211,9 +213,9 @@ def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
     r"""Ask a stream of questions with a simulated user, with and without a memory.
 
     Examples:
-      pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \
-          --clarification_probabilities 0.5 1 --seeds 0 1 2
-      pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \
+      pgra memory lab stream --family lexical --stream linguistic_300.jsonl \
+          --lm bundled:smollm2-135m --clarification_probabilities 0.5 1 --seeds 0 1 2
+      pgra memory lab stream --family lexical --stream linguistic_300.jsonl --prefix kate \
           --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
     """
     family = load_family(args.family)
@@ -246,7 +248,7 @@ def _train_gud_ir(args: TrainingPairsArguments, how: GeneratorArguments, pairs: 
     """Train a seq2seq model to write the feedback that a question may need.
 
     Examples:
-      pgra memory train-gud-ir memory.sqlite --model bundled:t5-small-titles --output_dir gud-ir
+      pgra memory lab train-gud-ir memory.sqlite --model bundled:t5-small-titles --output_dir gud-ir
       pgra memory search "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
 
     The pairs are a memory, jsonl with question and feedback (a log of pgra memory export, perhaps),
@@ -315,7 +317,7 @@ _WORDS: Mapping[str, tuple[Any, ...]] = {
     "erase": (_erase, "[ID...]", MemoryArguments),
     "export": (_export, "FILE", MemoryArguments),
     "import": (_import, "FILE", MemoryArguments),
-    "stream": (_stream, "", StreamArguments, LookupArguments),
     "chat": (_chat, "", MemoryArguments, PromptedArguments, LookupArguments),
-    "train-gud-ir": (_train_gud_ir, "PAIRS", TrainingPairsArguments, GeneratorArguments),
+    "lab stream": (_stream, "", StreamArguments, LookupArguments),
+    "lab train-gud-ir": (_train_gud_ir, "PAIRS", TrainingPairsArguments, GeneratorArguments),
 }

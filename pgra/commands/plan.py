@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.artifacts import write_json
-from pgra.commands.common import about, parse_run, quiet_libraries, say
+from pgra.commands.common import about, name_leading, parse_run, quiet_libraries, say
+from pgra.commands.report import consistency
 from pgra.errors import ConfigError
 from pgra.methods.arguments import RunArguments, WorthArguments
 
@@ -112,7 +113,7 @@ def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") 
 
 
 def worth(argv: Sequence[str] | None = None) -> int:
-    r"""Ask the reader as it is what evidence is worth to it, before it is trained.
+    r"""Measure what evidence is worth to a reader: before it is trained, or of finished runs.
 
     Examples:
       pgra worth --task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 208 \
@@ -120,13 +121,18 @@ def worth(argv: Sequence[str] | None = None) -> int:
           --model_name_or_path bundled:t5-small-titles --num_candidates 50
       pgra worth --task sst2 --method ralm --reader_lm bundled:smollm2-135m --sources first_stage
       pgra worth --task sst2 --reranker cross-encoder --json worth.json
+      pgra worth runs/plain runs/fid runs/pgra --output_dir runs/consistency
 
     Takes the flags of pgra train. For 64 to 400 training queries, sources of evidence and numbers
     of evidence: the bits that the evidence adds to the log-probability of the right label, after a
     temperature and a bias a label, cross-fitted, with evidence and without. The last line has the
-    flags to train with; pgra train --evidence auto takes them itself.
+    flags to train with; pgra train --evidence auto takes them itself. Of finished runs: how often
+    evidence has the label of its query (pgra worth RUNS --help).
     """
-    args, (how,) = parse_run(argv, [WorthArguments], prog="pgra worth", **about(worth))
+    words = name_leading("--runs", argv)
+    if words[:1] == ["--runs"]:
+        return consistency(words)
+    args, (how,) = parse_run(words, [WorthArguments], prog="pgra worth", **about(worth))
     quiet_libraries()
     from pgra.core import Context
     from pgra.methods.worth import measure_worth, worth_table

@@ -1,14 +1,13 @@
-"""Runs as tables, figures and a page, and their evidence's labels: `pgra report`, `consistency`."""
+"""Runs as tables, figures and a page, and their evidence's labels, for `pgra worth RUNS`."""
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.artifacts import write_text
-from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.common import about, name_leading, quiet_libraries, say
 from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.errors import ConfigError
 
@@ -63,13 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stand first. A grid has a table of its own and names the paper's table by itself. Bold, or with
     a star, is what beats the baseline by more than noise.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    (args,) = parse_arguments(
-        [ReportArguments],
-        ["--paths", *words] if words and not words[0].startswith("-") else words,
-        prog="pgra report",
-        **about(main),
-    )
+    words = name_leading("--paths", argv)
+    (args,) = parse_arguments([ReportArguments], words, prog="pgra report", **about(main))
     from pgra.report.results import load_collection
     from pgra.report.tables import FORMATS, draw_study, save_figure
 
@@ -205,14 +199,15 @@ def consistency(argv: Sequence[str] | None = None) -> int:
       pgra train --task sst2 --method plain --output_dir runs/plain
       pgra train --task sst2 --method fid --output_dir runs/fid
       pgra train --task sst2 --output_dir runs/pgra
-      pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
-      pgra consistency --runs runs/ablate-opt_size --output_dir runs/consistency
+      pgra worth runs/pgra runs/fid --labeler runs/plain --output_dir runs/consistency
+      pgra worth runs/ablate-opt_size --output_dir runs/consistency
 
     The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
     whose label that is: the paper's Table 10 and Figures 2 and 4.
     """
+    words = name_leading("--runs", argv)
     (args,) = parse_arguments(
-        [ConsistencyArguments], argv, prog="pgra consistency", **about(consistency)
+        [ConsistencyArguments], words, prog="pgra worth RUNS", **about(consistency)
     )
     quiet_libraries()
     from pgra.experiments.consistency import TABLES_FILE, report_consistency

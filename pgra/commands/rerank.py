@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pgra.commands import common
 from pgra.commands import index as first_stage
-from pgra.commands.common import about, given_names, parse_stages, quiet_libraries, say
-from pgra.commands.index import TextArguments, WorkArguments, name_leading_texts, run_by_ray
+from pgra.commands.index import TextArguments, WorkArguments, run_by_ray
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
@@ -27,12 +27,12 @@ class ShowArguments(Arguments):
 
 def search(argv: Sequence[str] | None = None) -> int:
     """Run both stages where a task, an LM or a reranker is named, else the first alone."""
-    words = name_leading_texts(argv)
-    own = given_names(words) & {"task", "lm", "reranker"}
+    words = common.name_leading("--text", argv)
+    own = common.given_names(words) & {"task", "lm", "reranker"}
     return main(words) if own else first_stage.search(words)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     r"""Find candidates and let a model order them, such as an LM under a prompt.
 
     Examples:
@@ -55,13 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from pgra.core import join_context
 
-    words = name_leading_texts(argv)
-    parts, (texts, own, show, work) = parse_stages(
+    parts, (texts, own, show, work) = common.parse_stages(
         words,
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
         without=["reader"],
         prog="pgra search --task NAME",
-        **about(main),
+        **common.about(main),
     )
     queries = own.read(texts.text)
     asked = list(queries.values())
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = RunArguments({**parts, "reader": ReaderArguments()})
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
-    quiet_libraries()
+    common.quiet_libraries()
     context = join_context(args.runtime.device)
     if work.engine == "ray":
         run_by_ray(main, words, args.runtime.device)
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         message = _rerank_splits(args, context)
     if context.is_main:
-        say(message)
+        common.say(message)
     return 0
 
 

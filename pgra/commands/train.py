@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands import common
-from pgra.commands.index import TextArguments, name_leading_texts
+from pgra.commands.index import TextArguments
 from pgra.config import Arguments, Defaults, arg, parse_arguments
 from pgra.data.read import TABLES, check_file, read_lines, read_table
 from pgra.errors import (
@@ -253,7 +253,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
     """
     texts, args = parse_arguments(
         [TextArguments, PredictArguments],
-        name_leading_texts(argv),
+        common.name_leading("--text", argv),
         prog="pgra predict",
         **common.about(predict),
     )
@@ -344,9 +344,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
       pgra verify artifacts runs
       pgra verify artifacts/indexes/minilm-l6-0123456789ab
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        words = ["--folders", *words]
+    words = common.name_leading("--folders", argv)
     (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **common.about(verify))
     from pgra.artifacts import CHECKSUMS_FILE, MANIFEST, find_damage
 

@@ -96,7 +96,7 @@ class LookupArguments(Arguments):
     )
     generator: str | None = arg(
         None,
-        "Seq2seq model of gud-ir: a folder of pgra memory train-gud-ir.",
+        "Seq2seq model of gud-ir: a folder of pgra memory lab train-gud-ir.",
         needs={"lookup": "gud-ir"},
     )
 
@@ -104,7 +104,7 @@ class LookupArguments(Arguments):
         if self.lookup in _WHOLE and self.key_form == "slotless":
             raise ConfigError(f"lookup {self.lookup} compares whole questions: leave key_form out")
         if self.lookup == "gud-ir" and self.generator is None:
-            raise ConfigError("lookup gud-ir needs --generator FOLDER, of pgra memory train-gud-ir")
+            raise ConfigError("lookup gud-ir needs --generator, of pgra memory lab train-gud-ir")
 
     def settle(self, family: Family | None = None) -> Self:
         """Return a copy with everything chosen for a family; None: for any questions.

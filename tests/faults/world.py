@@ -297,8 +297,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
     "consistency": Job(
-        "consistency --labeler runs/plain --runs runs/pgra --output_dir labels --no_plots "
-        "--device cpu",
+        "worth runs/pgra --labeler runs/plain --output_dir labels --no_plots --device cpu",
         ["train", "plain"],
     ),
     "ablate": Job(

@@ -209,7 +209,7 @@ def run_stream(words, root, lm, encoder_dir):
     flags = ["--max_new_tokens", "2", "--max_prompt_tokens", "8000", "--device", "cpu"]
     flags += ["--artifacts_dir", str(root / "artifacts"), "--encoder", str(encoder_dir)]
     flags += ["--clarification_probabilities", "1"]
-    called = call(main, ["memory", words[0], *flags, *words[1:]])  # the last of two counts
+    called = call(main, ["memory", *words[:2], *flags, *words[2:]])  # the last of two counts
     assert called.code == 0, called.err
     assert "| MEM-PROMPT, p = 1" in called.out
     assert ("nearest in the memory" in called.out) == ("| NO-MEM" in called.out)
