@@ -163,4 +163,4 @@ def _as_read(
             yield f"\nthe reader reads, for each evidence ({row.id}):\n  {query} {_EVIDENCE}"
             yield f"and learns to write: {words.target_text(row.label or task.labels[0])}"
     if isinstance(task, Task) and not (task.reader_template and task.verbalizer):
-        yield "\nwithout reader_template and verbalizer it is for pgra icl alone"
+        yield "\nwithout reader_template and verbalizer it is for head, knn and icl, not for a T5"
