@@ -1,7 +1,7 @@
 """The demo (`make demo`, `pgra demo`): the main job on real models, and where evidence decides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ from pgra.config import config_root, wants_help
 
 if TYPE_CHECKING:
     from pgra.core import Context, Json
-    from pgra.experiments.consistency import Lines
     from pgra.methods.arguments import RunArguments
     from pgra.report.metrics import Difference
     from pgra.report.results import Trial
@@ -48,15 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     quiet_libraries()
     base = args.folder
+    effect = _rank_questions(words, context)
     reviews, decided = _train(READERS, words, base, context)
-    effect = _measure_evidence(args, reviews, context)
     forecast = _worth(args, "head", context)
     words += _make_claims(args, context)
     claims_forecast = _worth(_parse(words), "first_stage", context)
     claims, claims_decided = _train(CLAIMS, words, base, context, done=len(READERS))
     found = {
-        "Does the LM pick other evidence than the encoder?": [effect],
-        "Does the T5 decide reviews better with it?": [forecast, decided],
+        "Does the LM find what answers a question?": effect,
+        "Does a T5 decide reviews better with what the LM picks?": [forecast, decided],
         "And claims, which the corpus makes true or false?": [claims_forecast, claims_decided],
     }
     page, title = base / "report.html", "Prompt-guided retrieval: the demo"
@@ -106,42 +105,35 @@ def _train(
     )
 
 
-def _measure_evidence(args: "RunArguments", runs: "Sequence[Trial]", context: "Context") -> str:
-    """Compare how much of both stages' evidence has its query's label, by the first run's T5."""
-    from pgra.experiments import consistency
+def _rank_questions(words: Sequence[str], context: "Context") -> tuple[str, str]:
+    """Compare how often BM25's first passage and the LM's answer a question; show an example."""
+    import numpy as np
+
+    from pgra.methods.stages import Stages
     from pgra.report.metrics import compare_means
 
-    say("\nlabelling what each stage picks by the T5 alone")
-    alone, pgra = runs
-    sides = (_first_stage(args, context), pgra.predictions)
-    labeler = consistency.open_labeler(alone.folder)
-    texts = consistency.distinct_evidence(list(sides))
-    kept = args.folder / "evidence" / "pseudo_labels"
-    labels = consistency.label_texts(labeler, texts, kept, device=args.runtime.device)
-    known = labeler.record.labels
-    first, second = (
-        consistency.measure_consistency(name, alone.task, lines, labels, labels=known)
-        for name, lines in zip(("the encoder", "the LM"), sides, strict=True)
-    )
-    gap = compare_means(second.shares, first.shares, seed=0)
+    say("\nasking the LM which passages make a question likely")
+    file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
+    config = str(config_root() / "experiments" / "demo-questions.yaml")
+    args = _parse([*words, "--config", config, "--train_file", file, "--test_file", file])
+    plain = replace(args.rerank, reranker="none")
+    right, first = [], []
+    for how in (args.having(rerank=plain, rerank_options=None), args):
+        stages = Stages.read(how, context)
+        stages.find(("test",))
+        lines = stages.evidence_lines("test")
+        *_, most = (found := stages.find_answers("test", lines)).values()
+        right.append(np.asarray(found["hit@1"]))
+        first.append([line[0].text if line else "" for line in lines])
+    gap = compare_means(right[1], right[0], seed=0)
+    asked = [example.text for example in stages.data.examples("test")]
+    at = int(np.argmax(right[1] - right[0]))
     return (
-        f"By the T5 alone, {100 * second.score:.1f} % of the evidence that the LM picks has its "
-        f"review's own label, of the encoder's {100 * first.score:.1f} %: {_verdict(gap)}."
+        f"BM25's first passage answers {100 * right[0].mean():.1f} % of {len(asked)} questions, "
+        f"the LM's first of BM25's {args.retriever.num_candidates} {100 * right[1].mean():.1f} %, "
+        f"any of these {100 * np.mean(most):.1f} %: {_verdict(gap)}.",
+        f"{asked[at]!r}: BM25 has {first[0][at]!r} first, the LM {first[1][at]!r}.",
     )
-
-
-def _first_stage(args: "RunArguments", context: "Context") -> "Lines":
-    """Find the first stage's best evidence, as lines of `predictions.jsonl`, undecided."""
-    from pgra.methods.stages import Stages
-
-    first = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
-    stages = Stages.read(first, context)
-    stages.find(("test",))
-    pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
-    return [
-        {**vars(example), "prediction": None, "evidence": [asdict(line) for line in found]}
-        for example, found in pairs
-    ]
 
 
 def _make_claims(args: "RunArguments", context: "Context") -> list[str]:

@@ -1,9 +1,14 @@
 """The demo, in small, on the real models and sentences."""
 
+import json
+
 import pytest
 from method_runs import lines_of
 
 from pgra.commands.demo import CLAIMS, READERS, main
+from pgra.config import config_root
+from pgra.data.bundled import bundled_corpus_file
+from pgra.report.metrics import has_answer
 
 pytestmark = pytest.mark.slow
 SMALL = [
@@ -29,3 +34,13 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch, capsys):
     ]
     assert ranks[0] == [[]] * 6
     assert ranks[1] != [[1, 2]] * 6
+
+
+def test_each_question_of_the_demo_is_answered_by_a_sentence():
+    sentences = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
+    asked = [*map(json.loads, (config_root() / "demo-questions.jsonl").read_text().splitlines())]
+    assert len({question["question"] for question in asked}) == len(asked) == 168
+    found = [sum(has_answer(s, question["answers"]) for s in sentences) for question in asked]
+    assert set(found) == {1, 2, 3}
+    assert found.count(1) > 140  # a few facts are told again
+    assert not any(has_answer(question["question"], question["answers"]) for question in asked)
