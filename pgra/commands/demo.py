@@ -23,7 +23,6 @@ CLAIMS = {
     "T5 alone": ("claims-t5", ["--num_evidence", "0"]),
     "T5 + BM25's best passage": ("claims-bm25", []),
 }
-_NUM_STEPS = len(READERS) + len(CLAIMS)
 _LEVEL = 0.01
 
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     quiet_libraries()
     base = args.folder
-    effect = _rank_questions(words, context)
+    asked, effect = _rank_questions(words, context)
     reviews, decided = _train(READERS, words, base, context)
     forecast = _worth(args, "head", context)
     words += _make_claims(args, context)
@@ -60,9 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     page, title = base / "report.html", "Prompt-guided retrieval: the demo"
     studies = []
-    for what, runs in (("claims", claims), ("reviews", reviews)):
+    for what, runs in (("questions", asked), ("claims", claims), ("reviews", reviews)):
         rows: dict[str, dict[str, Json]] = {run.name: {} for run in runs}
-        group = Group(f"The demo's readers of {what}", runs, points=rows)
+        group = Group(f"The demo's {what}", runs, points=rows)
         studies.append(compare_runs(group, baseline=runs[0].name))
     lead = "\n\n".join(" ".join([head, *lines]) for head, lines in found.items())
     write_page(page, studies, title=title, lead=lead)
@@ -94,7 +93,7 @@ def _train(
 
     runs = []
     for number, (name, (folder, own)) in enumerate(readers.items(), done + 1):
-        say(f"\n[{number}/{_NUM_STEPS}] {name}")
+        say(f"\n[{number}/{len(READERS) + len(CLAIMS)}] {name}")
         outcome = run(_parse([*words, *own, "--output_dir", str(base / folder)]), context)
         runs.append(load_run(outcome.folder, name=name))
     alone, read = runs
@@ -105,35 +104,46 @@ def _train(
     )
 
 
-def _rank_questions(words: Sequence[str], context: "Context") -> tuple[str, str]:
+def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Trial], list[str]]":
     """Compare how often BM25's first passage and the LM's answer a question; show an example."""
     import numpy as np
 
+    from pgra.artifacts import write_lines
     from pgra.methods.stages import Stages
-    from pgra.report.metrics import compare_means
+    from pgra.report.metrics import TextOutcomes, compare_methods
+    from pgra.report.results import PREDICTIONS_FILE, Trial
 
     say("\nasking the LM which passages make a question likely")
     file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
     config = str(config_root() / "experiments" / "demo-questions.yaml")
     args = _parse([*words, "--config", config, "--train_file", file, "--test_file", file])
-    plain = replace(args.rerank, reranker="none")
-    right, first = [], []
-    for how in (args.having(rerank=plain, rerank_options=None), args):
+    plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
+    runs, right, shown = [], [], []
+    for name, how in (("BM25", plain), ("BM25, then the LM", args)):
         stages = Stages.read(how, context)
         stages.find(("test",))
         lines = stages.evidence_lines("test")
-        *_, most = (found := stages.find_answers("test", lines)).values()
-        right.append(np.asarray(found["hit@1"]))
-        first.append([line[0].text if line else "" for line in lines])
-    gap = compare_means(right[1], right[0], seed=0)
-    asked = [example.text for example in stages.data.examples("test")]
-    at = int(np.argmax(right[1] - right[0]))
-    return (
-        f"BM25's first passage answers {100 * right[0].mean():.1f} % of {len(asked)} questions, "
-        f"the LM's first of BM25's {args.retriever.num_candidates} {100 * right[1].mean():.1f} %, "
-        f"any of these {100 * np.mean(most):.1f} %: {_verdict(gap)}.",
-        f"{asked[at]!r}: BM25 has {first[0][at]!r} first, the LM {first[1][at]!r}.",
-    )
+        hits, *_, among = stages.find_answers("test", lines).values()
+        right.append(np.array(hits))
+        shown.append([line[0].text if line else "" for line in lines])
+        pairs = zip(stages.data.examples("test"), shown[-1], strict=True)
+        said = [
+            {**vars(one), "text": one.text, "prediction": hit, "evidence": []} for one, hit in pairs
+        ]
+        folder = args.folder / "questions" / how.rerank.reranker
+        folder.mkdir(parents=True, exist_ok=True)
+        write_lines(folder / PREDICTIONS_FILE, said)
+        found = TextOutcomes("hit@1", right[-1][:, None])
+        about = {"uses_seed": False}
+        runs.append(Trial("search", name, "questions", 0, folder, {}, about, found, file))
+    (before, after), at = shown, int(np.argmax(right[1] - right[0]))
+    gap = compare_methods([runs[1].outcomes], [runs[0].outcomes], seed=0)
+    return runs, [
+        f"BM25's first passage answers {100 * runs[0].value:.1f} % of {len(hits)} questions; of "
+        f"its first {args.retriever.num_candidates} the LM's choice does {100 * runs[1].value:.1f} "
+        f"%, any {100 * np.mean(among):.1f} %: {_verdict(gap)}.",
+        f"{said[at]['text']!r}: BM25 has {before[at]!r}, the LM {after[at]!r}.",
+    ]
 
 
 def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
