@@ -23,7 +23,7 @@ CLAIMS = {
     "T5 alone": ("claims-t5", ["--num_evidence", "0"]),
     "T5 + BM25's best passage": ("claims-bm25", []),
 }
-_LEVEL = 0.01
+QUESTIONS = "--config demo-questions --task webquestions --retriever bm25 --reranker likelihood"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra demo
       pgra demo --max_steps 64 --output_dir runs/longer
 
-    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, and
-    of demo-claims.yaml for the second task. Stopped, it resumes where it was.
+    Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, and of
+    demo-questions.yaml and demo-claims.yaml for these. Stopped, it resumes where it was.
     """
     words = [*(argv or [])]
     if wants_help(words):
@@ -45,19 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.report.results import Group
 
     quiet_libraries()
-    base = args.folder
     asked, effect = _rank_questions(words, context)
-    reviews, decided = _train(READERS, words, base, context)
+    reviews, decided = _train(READERS, words, args.folder, context)
     forecast = _worth(args, "head", context)
     words += _make_claims(args, context)
     claims_forecast = _worth(_parse(words), "first_stage", context)
-    claims, claims_decided = _train(CLAIMS, words, base, context, done=len(READERS))
+    claims, claims_decided = _train(CLAIMS, words, args.folder, context, done=len(READERS))
     found = {
         "Does the LM find what answers a question?": effect,
         "Does a T5 decide reviews better with what the LM picks?": [forecast, decided],
         "And claims, which the corpus makes true or false?": [claims_forecast, claims_decided],
     }
-    page, title = base / "report.html", "Prompt-guided retrieval: the demo"
+    page, title = args.folder / "report.html", "Prompt-guided retrieval: the demo"
     studies = []
     for what, runs in (("questions", asked), ("claims", claims), ("reviews", reviews)):
         rows: dict[str, dict[str, Json]] = {run.name: {} for run in runs}
@@ -72,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: Sequence[str]) -> "RunArguments":
-    own = str(config_root() / "experiments" / "demo.yaml")
-    config = [] if "--config" in words else ["--config", own]
+    config = [] if "--config" in words else ["--config", "demo"]
     args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
     return args
 
@@ -115,8 +113,9 @@ def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Tri
 
     say("\nasking the LM which passages make a question likely")
     file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
-    config = str(config_root() / "experiments" / "demo-questions.yaml")
-    args = _parse([*words, "--config", config, "--train_file", file, "--test_file", file])
+    args = _parse([*words, *QUESTIONS.split(), "--train_file", file, "--test_file", file])
+    whole = replace(args.corpus, corpus=["bundled:wikipedia-19k"], max_passages=None)
+    args = args.having(corpus=whole)
     plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
     runs, right, shown = [], [], []
     for name, how in (("BM25", plain), ("BM25, then the LM", args)):
@@ -155,9 +154,8 @@ def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
     how = ClaimsArguments(output_dir=where, num_train=136, num_dev=8, num_test=100)
     whole = replace(args.corpus, max_passages=None)
     folder = make_claims(open_corpus(whole, context.artifacts), how).folder
-    config = str(config_root() / "experiments" / "demo-claims.yaml")
     files = ["--dataset_name", str(folder), "--corpus", str(folder / "corpus.txt")]
-    return ["--config", config, "--task", "claims", *files]
+    return ["--config", "demo-claims", "--task", "claims", *files]
 
 
 def _worth(args: "RunArguments", source: str, context: "Context") -> str:
@@ -178,7 +176,7 @@ def _worth(args: "RunArguments", source: str, context: "Context") -> str:
 def _verdict(gap: "Difference") -> str:
     """Describe a difference, in points, and whether it is beyond noise."""
     low, high = (100 * bound for bound in gap.interval)
-    noise = "beyond noise" if gap.p < _LEVEL else "which may be noise"
+    noise = "beyond noise" if gap.p < 0.01 else "which may be noise"
     return (
         f"{100 * gap.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}, p "
         f"{gap.p:.3f}), {noise}"
