@@ -176,7 +176,7 @@ def _left(root: Path, before: Mapping, symbols: Symbols, texts: dict[str, str]) 
     new.sort(key=lambda path: (_HASH.sub("#", str(path)), after[path]))
     for path in (path for path in new if path.name == "metrics.json"):
         for key, value in _fingerprints(json.loads((root / path).read_text())):
-            symbols.put_in(f"{key} {value}", lasts=True)
+            symbols.put_in(f"{key} {value}", lasts=key != "reader")
     contents = {}
     for path in new:
         value = _content(root / path, symbols)
