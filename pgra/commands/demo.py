@@ -23,7 +23,10 @@ CLAIMS = {
     "T5 alone": ("claims-t5", ["--num_evidence", "0"]),
     "T5 + BM25's best passage": ("claims-bm25", []),
 }
-QUESTIONS = "--config demo-questions --task webquestions --retriever bm25 --reranker likelihood"
+QUESTIONS = (
+    "--config demo-questions --task webquestions --retriever bm25 --reranker likelihood "
+    "--corpus bundled:wikipedia-19k --num_evidence 1"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,20 +117,19 @@ def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Tri
     say("\nasking the LM which passages make a question likely")
     file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
     args = _parse([*words, *QUESTIONS.split(), "--train_file", file, "--test_file", file])
-    whole = replace(args.corpus, corpus=["bundled:wikipedia-19k"], max_passages=None)
-    args = args.having(corpus=whole)
+    args = args.having(corpus=replace(args.corpus, max_passages=None))
     plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
-    runs, right, shown = [], [], []
+    runs, right = [], []
     for name, how in (("BM25", plain), ("BM25, then the LM", args)):
         stages = Stages.read(how, context)
         stages.find(("test",))
         lines = stages.evidence_lines("test")
         hits, *_, among = stages.find_answers("test", lines).values()
         right.append(np.array(hits))
-        shown.append([line[0].text if line else "" for line in lines])
-        pairs = zip(stages.data.examples("test"), shown[-1], strict=True)
+        first = [line[0].text if line else "" for line in lines]
         said = [
-            {**vars(one), "text": one.text, "prediction": hit, "evidence": []} for one, hit in pairs
+            {**vars(one), "text": one.text, "prediction": text, "evidence": []}
+            for one, text in zip(stages.data.examples("test"), first, strict=True)
         ]
         folder = args.folder / "questions" / how.rerank.reranker
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,13 +137,13 @@ def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Tri
         found = TextOutcomes("hit@1", right[-1][:, None])
         about = {"uses_seed": False}
         runs.append(Trial("search", name, "questions", 0, folder, {}, about, found, file))
-    (before, after), at = shown, int(np.argmax(right[1] - right[0]))
+    before, after = (run.predictions[int(np.argmax(right[1] - right[0]))] for run in runs)
     gap = compare_methods([runs[1].outcomes], [runs[0].outcomes], seed=0)
     return runs, [
         f"BM25's first passage answers {100 * runs[0].value:.1f} % of {len(hits)} questions; of "
         f"its first {args.retriever.num_candidates} the LM's choice does {100 * runs[1].value:.1f} "
         f"%, any {100 * np.mean(among):.1f} %: {_verdict(gap)}.",
-        f"{said[at]['text']!r}: BM25 has {before[at]!r}, the LM {after[at]!r}.",
+        f"{before['text']!r}: BM25 has {before['prediction']!r}, the LM {after['prediction']!r}.",
     ]
 
 
