@@ -14,7 +14,7 @@ from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments, StateArguments
 from pgra.prompts import CHATS, FORMATS
-from pgra.reader.arguments import ReaderArguments, TrainingArguments
+from pgra.reader.arguments import LabelBiasArguments, ReaderArguments, TrainingArguments
 from pgra.rerank.base import (
     CausalRerankerArguments,
     CrossEncoderArguments,
@@ -55,7 +55,7 @@ class RuntimeArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class AnswerArguments(Arguments):
+class AnswerArguments(LabelBiasArguments):
     """How prompts are written and answers taken."""
 
     GROUP = "LM"
@@ -117,7 +117,7 @@ class LmBffArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class RalmArguments(Arguments):
+class RalmArguments(LabelBiasArguments):
     """The causal LM that reads a query after its evidence."""
 
     GROUP = "Reader"

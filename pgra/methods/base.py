@@ -8,6 +8,7 @@ are the run's (`pgra.runs`).
 import copy
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -15,16 +16,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
-from pgra.core import Context, Example, Json
+from pgra.core import Context, Example, Json, Scores
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import AnsweredExample, DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
+from pgra.reader.calibration import Calibration
+from pgra.reader.predict import decide
 from pgra.report.metrics import measure, measure_written
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import RERANKERS, find_reranker
@@ -112,6 +116,51 @@ class TaskData:
         if answers := [list(example.answers) for example in self.answered("test")]:
             found["answers"] = digest(answers)
         return found
+
+
+def label_shares(data: TaskData) -> npt.NDArray[np.float64]:
+    """Return the labels' shares among the training examples, (C,), each with one example more."""
+    counts = Counter(str(example.label) for example in data.train)
+    shares = np.array([counts[label] + 1 for label in data.labels], np.float64)
+    shares /= shares.sum()
+    return shares
+
+
+def decide_labels(
+    examples: Sequence[Example],
+    scores: Scores,
+    data: TaskData,
+    calibration: Calibration,
+    label_bias: str,
+) -> Decisions:
+    """Decide examples by a reader's scores, (B, C), and report its label bias.
+
+    `metrics` have the bias, and the metric as it is otherwise, if the examples have labels.
+    """
+    if label_bias == "batch" and data.train:  # else the bias is the one that was kept
+        calibration = calibration.rematched(scores, label_shares(data))
+    ids = [example.id for example in examples]
+    predictions = decide(ids, calibration.apply(scores), data.labels)
+    notes = [calibration.note] if calibration.note else []
+    if not calibration.bias:
+        if calibration.bias_from:
+            notes.append(f"label bias is left in: {calibration.bias_from}")
+        return Decisions(predictions, notes=notes)
+    entry: dict[str, Json] = {
+        "fitted_on": calibration.bias_from,
+        "is_out": calibration.is_bias_out,
+        "by_label": dict(zip(data.labels, calibration.bias, strict=True)),
+    }
+    done = "taken out" if calibration.is_bias_out else "left in"
+    note = f"label bias is {done} (fitted on {calibration.bias_from})"
+    truth = [str(example.label) for example in examples if example.label is not None]
+    if truth and len(truth) == len(examples):
+        other = replace(calibration, is_bias_out=not calibration.is_bias_out)
+        decided = [data.labels[place] for place in other.apply(scores).argmax(axis=1)]
+        value = measure(data.metric, truth, decided, data.labels)[data.metric]
+        entry["otherwise"] = value
+        note += f": {data.metric} is {value:.4f} otherwise"
+    return Decisions(predictions, notes=[*notes, note], metrics={"label_bias": entry})
 
 
 def measure_answers(

@@ -24,7 +24,8 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
-from pgra.reader.predict import Calibration, decide, fit_temperature
+from pgra.reader.calibration import Calibration, fit_temperature
+from pgra.reader.predict import decide
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.head import Floats, affine, check_labels, fit_head
 from pgra.rerank.reranker import Query, Reranker
@@ -223,8 +224,8 @@ class HeadMethod(Method):
     def decide(self, examples: Sequence[Example]) -> Decisions:
         scores = self.classifier.score(self._read(examples))
         self.classifier.encoder.release()
-        ids, temperature = [example.id for example in examples], self.calibration.temperature
-        predictions = decide(ids, scores, self.data.labels, temperature=temperature)
+        ids = [example.id for example in examples]
+        predictions = decide(ids, self.calibration.apply(scores), self.data.labels)
         notes = [self.calibration.note] if self.calibration.note else []
         return Decisions(predictions, notes=notes)
 

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import eq
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from pgra.core import UNDECIDED, Example, Json, Prediction
+from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
 from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
@@ -25,14 +26,22 @@ from pgra.lm import open_lm
 from pgra.lm.base import Advance, LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
-from pgra.methods.base import Decisions, Method, TaskData, measure_answers
+from pgra.methods.base import (
+    Decisions,
+    Method,
+    TaskData,
+    decide_labels,
+    label_shares,
+    measure_answers,
+)
 from pgra.progress import Bar
 from pgra.prompts import Fit, Verbalizer, answer_words, fit_prompts, task_format
-from pgra.reader.predict import decide
+from pgra.reader.calibration import Calibration, fit_calibration
 from pgra.report.metrics import normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
+_ASKED = 128  # examples of the pool that the LM decides to show its label bias
 # The note of each count that is not 0.
 _NOTES = {
     "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of a query, were "
@@ -83,6 +92,7 @@ class Kate(Method):
     selection: SelectionArguments
     icl: AnswerArguments
     lm: LanguageModel | None = None  # none where exemplars vote
+    calibration = Calibration()
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
@@ -189,14 +199,39 @@ class Kate(Method):
         other.selector = other.selection.open(other.pool, other.similarity)
         return other
 
+    def fit(self, folder: Path) -> None:  # noqa: ARG002 (answers are kept, and asked again to load)
+        """See how the LM leans to labels, from examples of the pool under prompts of their own."""
+        if self.lm is None or self.icl.decide_by != "score" or self.icl.label_bias == "none":
+            return
+        pool = self.data.train
+        rows = np.random.default_rng(0).permutation(len(pool))[:_ASKED]
+        examples = [pool[row] for row in np.sort(rows).tolist()]
+        with self.timed("calibration"):
+            scores = self._score(self.lm, self._render(examples).texts)
+        labels = list(self.format.words)
+        self.calibration = fit_calibration(
+            self.icl.label_bias,
+            scores,
+            [labels.index(str(example.label)) for example in examples],
+            label_shares(self.data),
+            lambda: scores,
+        )
+
     def decide(self, examples: Sequence[Example]) -> Decisions:
         prompts = self._render(examples)
+        texts: list[str] = []
         if self.lm is None:
-            predictions, texts = self._vote(examples, prompts.chosen), list[str]()
+            decided = Decisions(self._vote(examples, prompts.chosen))
+        elif self.icl.decide_by == "score":
+            with self.timed("answers"):
+                scores = self._score(self.lm, prompts.texts)
+            bias = self.icl.label_bias
+            decided = decide_labels(examples, scores, self.data, self.calibration, bias)
         else:
             with self.timed("answers"):
-                predictions, texts = self._ask(self.lm, examples, prompts.texts)
-        decided = self._report(examples, prompts, predictions, texts)
+                predictions, texts = self._write(self.lm, examples, prompts.texts)
+            decided = Decisions(predictions)
+        decided = self._report(examples, prompts, decided, texts)
         if isinstance(self.lm, RemoteLM):
             paid = {"endpoint": self.lm.describe_spending()}
             decided = replace(decided, metrics={**decided.metrics, **paid})
@@ -204,16 +239,12 @@ class Kate(Method):
             return measure_answers(self.data.task, self.data.answered("test"), decided)
         return decided
 
-    def _ask(
+    def _write(
         self, lm: LanguageModel, queries: Sequence[Example], prompts: Sequence[str]
     ) -> tuple[list[Prediction], list[str]]:
-        """Return the LM's answers, and the texts that became labels, if it wrote them."""
+        """Return what the LM wrote as answers, and the texts that became labels."""
         words, ids = self.format.words, [query.id for query in queries]
         with progress_bar(prompts, progress=self.context.shows_progress) as advance:
-            if self.icl.decide_by == "score":
-                logs = lm.score(prompts, answer_words(words), advance=advance)
-                scores = np.array(logs, np.float32).reshape(len(queries), len(words))
-                return decide(ids, scores, list(words)), []
             written = lm.complete(
                 prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
             )
@@ -225,6 +256,13 @@ class Kate(Method):
             Prediction(name, label or UNDECIDED, {word: float(word == label) for word in words})
             for name, label in zip(ids, labels, strict=True)
         ], texts
+
+    def _score(self, lm: LanguageModel, prompts: Sequence[str]) -> Scores:
+        """Return the log-probability of each label's word after each prompt, (B, C)."""
+        words = answer_words(self.format.words)
+        with progress_bar(prompts, progress=self.context.shows_progress) as advance:
+            scores = lm.score(prompts, words, advance=advance)
+        return np.array(scores, np.float32).reshape(len(prompts), len(words))
 
     def _render(self, examples: Sequence[Example]) -> ExemplarPrompts:
         """Choose exemplars, leave out what does not fit, and write the prompts."""
@@ -263,10 +301,10 @@ class Kate(Method):
         self,
         examples: Sequence[Example],
         prompts: ExemplarPrompts,
-        predictions: Sequence[Prediction],
+        decided: Decisions,
         texts: Sequence[str],
     ) -> Decisions:
-        """Report exemplars: in each query's line, in counts and in notes."""
+        """Add exemplars to decisions: to each query's line, in counts and in notes."""
         chosen, fit = prompts.chosen, prompts.fit
         exemplars = [[self.data.train[row] for row in rows] for rows in prompts.rows]
         details: list[dict[str, Json]] = []
@@ -287,7 +325,7 @@ class Kate(Method):
             "near_duplicates": int(chosen.num_dropped.sum()),
             "over_budget": 0 if fit is None else int(fit.num_dropped.sum()),
             "queries": len(examples),
-            "undecided": sum(prediction.label == UNDECIDED for prediction in predictions),
+            "undecided": sum(prediction.label == UNDECIDED for prediction in decided.predictions),
         }
         notes = [note.format(**counts) for name, note in _NOTES.items() if counts[name]]
         notes.append(
@@ -295,9 +333,12 @@ class Kate(Method):
             if self.lm is None
             else "the LM is frozen: seeds are of the exemplars"
         )
-        metrics: dict[str, Json] = {"exemplars": counts}
-        return Decisions(
-            predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
+        return replace(
+            decided,
+            exemplars=exemplars,
+            details=details,
+            notes=[*notes, *decided.notes],
+            metrics={**decided.metrics, "exemplars": counts},
         )
 
     def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Prediction]:

@@ -14,21 +14,33 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pgra.artifacts import check_fingerprint
-from pgra.core import Context, Example, Json, Prediction, Scores
+from pgra.core import Context, Example, Json, Scores
 from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm import load
 from pgra.methods.arguments import METHODS, RunArguments
-from pgra.methods.base import SPLITS, Decisions, Method, TaskData, measure_answers, task_name
+from pgra.methods.base import (
+    SPLITS,
+    Decisions,
+    Method,
+    TaskData,
+    decide_labels,
+    label_shares,
+    measure_answers,
+    task_name,
+)
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import default_learning_rate
+from pgra.reader.calibration import MOST_TEXTS, Calibration, fit_calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
-from pgra.reader.predict import Calibration, T5Classifier, decide, fit_temperature, written
+from pgra.reader.predict import T5Classifier, decide, written
 from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record, write_record
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
@@ -36,6 +48,10 @@ from pgra.rerank import Reference, find_reranker
 from pgra.run_folder import write_card
 
 logger = logging.getLogger(__name__)
+
+_LEAST_SEEN = 20  # texts: of fewer a share says little
+_LEANS = 0.9  # share of one label among decisions from which a reader leans to it
+_USUAL = 0.75  # share of a label that makes such a share no surprise
 
 
 class Pgra(Method):
@@ -165,7 +181,10 @@ class Pgra(Method):
         self.open_reader()
 
         def evaluate() -> Mapping[str, float]:
-            decided = self.answer(dev.example_ids, dev)
+            if self.data.labels:
+                decided = decide(dev.example_ids, self.score(dev), self.data.labels)
+            else:
+                decided = written(dev.example_ids, self.write(dev))
             return self.data.measure_dev([prediction.label for prediction in decided])
 
         result = fit(
@@ -188,7 +207,7 @@ class Pgra(Method):
         }
 
     def load(self, folder: Path) -> None:
-        """Load the trained reader of a run, with its temperature if there is one."""
+        """Load the trained reader of a run, with its calibration if there is one."""
         home = folder / READER_FOLDER
         record = read_record(home) if (home / RECORD_FILE).is_file() else None  # checks the files
         self.open_reader(home)
@@ -198,18 +217,49 @@ class Pgra(Method):
             self._describe(folder)
 
     def _describe(self, folder: Path) -> None:
-        """Fit the temperature on the dev set, and write the reader's record."""
+        """Fit label bias and temperature, and write the reader's record."""
         if self.decode == "verbalizer" and self.data.labels:  # else there are no probabilities
-            self.fit_temperature()
+            self.calibrate()
         self.write_record(folder)
 
-    def fit_temperature(self) -> Scores:
-        """Fit the temperature on the dev set, and return its scores."""
+    def calibrate(self) -> Scores:
+        """Fit label bias and temperature; return the dev set's scores."""
+        seen: list[Scores] = []
+
+        def score_texts() -> Scores:
+            seen.append(self.score_texts())
+            return seen[-1]
+
         with self.timed("calibration"):
             scores = self.score(self.inputs("dev"))
+            seen.append(scores)
             truth = [self.data.labels.index(str(example.label)) for example in self.data.dev]
-            self.calibration = fit_temperature(scores, truth)
+            shares = label_shares(self.data)
+            self.calibration = fit_calibration(
+                self.args["reader"].label_bias,
+                scores,
+                truth,
+                shares,
+                score_texts,
+            )
+        counts = np.bincount(np.concatenate(seen).argmax(axis=1), minlength=len(shares))
+        most = int(counts.argmax())
+        leans = counts[most] >= _LEANS * counts.sum() and shares[most] < _USUAL
+        if leans and counts.sum() >= _LEAST_SEEN:
+            logger.warning(
+                "reader: answers '%s' to %d of %d texts of dev and train before its label bias is "
+                "taken out: more --max_steps may help",
+                self.data.labels[most],
+                counts[most],
+                counts.sum(),
+            )
         return scores
+
+    def score_texts(self) -> Scores:
+        """Score training texts, of which the labels are not looked at."""
+        inputs = self.inputs("train")
+        rows = np.random.default_rng(0).permutation(len(inputs))[:MOST_TEXTS]
+        return self.score(inputs.take(np.sort(rows).tolist()))
 
     def write_record(self, folder: Path) -> None:
         if not self.context.is_main:
@@ -243,20 +293,17 @@ class Pgra(Method):
         splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
         split = splits[0] if splits and examples else None
         inputs, lines = self.read(examples, split)
-        predictions = self.answer([example.id for example in examples], inputs)
-        note = self.calibration.note if self.decode == "verbalizer" else None
-        decided = Decisions(predictions, lines, notes=[note] if note else [])
+        if self.data.labels:
+            scores = self.score(inputs)
+            label_bias = self.args["reader"].label_bias
+            decided = decide_labels(examples, scores, self.data, self.calibration, label_bias)
+        else:
+            decided = Decisions(written([example.id for example in examples], self.write(inputs)))
+        decided = replace(decided, evidence=lines)
         if isinstance(self.data.task, GenerationTask) and split:
             more = self.stages.find_answers(split, lines)
             return measure_answers(self.data.task, self.data.answered(split), decided, more)
         return decided
-
-    def answer(self, ids: Sequence[str], inputs: Any) -> list[Prediction]:
-        """Decide the reader's inputs of examples, or write their answers."""
-        if not self.data.labels:
-            return written(ids, self.write(inputs))
-        temperature = self.calibration.temperature
-        return decide(ids, self.score(inputs), self.data.labels, temperature=temperature)
 
     def read(
         self, examples: Sequence[Example], split: str | None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +151,14 @@ class PooledInputs(TokenizedInputs):
     rows: Rows
     vectors: npt.NDArray[np.floating[Any]]
     pools: Rows
+
+    def take(self, rows: Sequence[int]) -> Self:
+        return replace(
+            super().take(rows),
+            queries=[self.queries[row] for row in rows],
+            query_tokens=[self.query_tokens[row] for row in rows],
+            pools=self.pools[list(rows)],
+        )
 
     def __getitem__(self, row: int) -> Any:
         """Return an example as `collate_pooled` takes it."""

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from pgra.core import Example, Json, Scores
@@ -25,7 +26,8 @@ from pgra.methods.base import SPLITS
 from pgra.methods.kate import count_word_tokens, progress_bar
 from pgra.methods.pgra import Pgra
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
-from pgra.reader.predict import Calibration, decide
+from pgra.reader.calibration import Calibration
+from pgra.reader.predict import decide
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
 
@@ -152,19 +154,26 @@ class Ralm(Pgra):
         return [completion.text.strip() for completion in texts]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
-        """Fit the temperature on the dev set; nothing where answers are written."""
+        """Fit label bias and temperature on dev; nothing where answers are written."""
         if not self.data.labels:
             return None
-        scores, ids = self.fit_temperature(), [example.id for example in self.data.dev]
-        decided = [p.label for p in decide(ids, scores, self.data.labels)]
+        dev = self.calibrate()
+        scores = self.calibration.apply(dev)
+        ids = [example.id for example in self.data.dev]
+        decided = [prediction.label for prediction in decide(ids, scores, self.data.labels)]
         metric = self.data.metric
         value = self.data.measure_dev(decided)[metric]
         return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
 
+    def score_texts(self) -> Scores:
+        """Score the dev texts, of which the labels are not looked at: train is never read."""
+        return self.score(self.inputs("dev"))
+
     def load(self, folder: Path) -> None:
         if not self.data.labels:
             return
-        self.calibration = Calibration(**read_object(folder / TRAINING_FILE)["calibration"])
+        known = read_object(folder / TRAINING_FILE)["calibration"]
+        self.calibration = msgspec.convert(known, Calibration)
 
     def sample_prompt(self) -> str:
         """Return the first test query's prompt, as the reader sees it."""

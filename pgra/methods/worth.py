@@ -27,6 +27,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
 from pgra.methods.base import open_method
 from pgra.methods.stages import Stages
+from pgra.reader.calibration import centred, fit_scale_and_bias
 from pgra.report.metrics import Values, compare_means, holm
 from pgra.report.results import EvidenceLine, read_object
 from pgra.report.tables import Table
@@ -236,29 +237,17 @@ def compare(chances: Values, bare: Values) -> dict[str, float]:
 
 
 def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
-    """Return labels' log-probabilities, (n, C): softmax(a s + b), fitted to the other folds.
+    """Return labels' log-probabilities, (n, C), calibrated as a run is, on the other folds.
 
-    The prior of a, at least 0, and of each b is normal with variance 1. A ModelError if a score is
-    no finite number.
+    A ModelError if a score is no finite number.
     """
-    from scipy.optimize import minimize  # a third of a second to import
-
-    if not np.isfinite(scores).all():
-        raise ModelError("the reader's scores are not finite: its weights are broken")
-    values = scores.astype(np.float64) - scores.mean(axis=1, keepdims=True, dtype=np.float64)
-    found, bounds = np.empty_like(values), [(0, None), *[(None, None)] * values.shape[1]]
+    values = centred(scores)
+    chances = np.empty_like(values)
     for fold in np.unique(folds):
         rest = folds != fold
-        scaled = values - values[rest].mean(axis=0)
-        scaled /= scaled[rest].std() or 1
-
-        def loss(fit: Values, scaled: Values = scaled, rest: Any = rest) -> float:
-            chances = log_softmax(fit[0] * scaled[rest] + fit[1:])
-            return float(fit @ fit / 2 - chances[np.arange(rest.sum()), targets[rest]].sum())
-
-        fit = minimize(loss, np.zeros(len(bounds)), bounds=bounds).x
-        found[~rest] = log_softmax(fit[0] * scaled[~rest] + fit[1:])
-    return np.asarray(found, np.float64)
+        scale, bias = fit_scale_and_bias(scores[rest], targets[rest])
+        chances[~rest] = log_softmax(scale * values[~rest] + bias)
+    return chances
 
 
 def worth_table(worth: Mapping[str, Any]) -> Table:

@@ -11,7 +11,22 @@ _PAPER_BATCH = 8  # of SST-2 and most others (Guo et al. 2023, appendix H, table
 
 
 @dataclass(kw_only=True)
-class ReaderArguments(Arguments):
+class LabelBiasArguments(Arguments):
+    """Whether labels that a reader leans to, whatever the text, lose that."""
+
+    GROUP = "Reader"
+
+    label_bias: str = arg(
+        "auto",
+        "Take the bias to labels out of scores: dev (fitted to it; 16 examples a label), batch (by "
+        "the mean over the texts decided, 50 or more), auto (dev if it can, else batch over the "
+        "training texts), or none (the paper's).",
+        choices=("auto", "batch", "dev", "none"),
+    )
+
+
+@dataclass(kw_only=True)
+class ReaderArguments(LabelBiasArguments):
     """The fused T5 that reads a query with its evidence."""
 
     GROUP = "Reader"

@@ -7,7 +7,7 @@ Evidence is cut before the query; of the query only the task's own text is cut, 
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
 
@@ -77,6 +77,15 @@ class TokenizedInputs:
         label = self.labels[row]
         target = None if label is None else self.targets[label]
         return TokenizedInput(self.example_ids[row], tuple(self.segments[row]), target)
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """Return some of the examples."""
+        return replace(
+            self,
+            example_ids=[self.example_ids[row] for row in rows],
+            labels=[self.labels[row] for row in rows],
+            segments=[self.segments[row] for row in rows],
+        )
 
     def sizes(self) -> list[int]:
         """Count each example's tokens over all its segments."""

@@ -1,13 +1,7 @@
-"""Reads examples, scores labels, and makes probabilities of the scores.
+"""Reads examples, scores labels, and decides."""
 
-They have one temperature, fitted on the dev examples. Guo et al. 2017, "On Calibration of Modern
-Neural Networks", section 4.2: of the ways they compare, the one with a single parameter is the best
-or nearly so, and it changes no decision.
-"""
-
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,12 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.core import ALONE, Context, Prediction, Scores, gather, log_softmax
+from pgra.core import ALONE, Context, Prediction, Scores, gather
 from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
 from pgra.prompts import SLOT, SLOT_END, Verbalizer
+from pgra.reader.calibration import Calibration
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
 from pgra.reader.train import Trainable
@@ -29,10 +24,6 @@ from pgra.reader.train import Trainable
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
 _WRITTEN_TOKENS = 20  # where the model does not say, as in transformers
-LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
-# Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border counts: the reader
-# is sure and wrong. One at the lower does not: all dev examples are right, and too easy.
-LARGEST = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +36,14 @@ class T5Classifier(Trainable):
         decode: "verbalizer" scores each label's whole target, by the sum of its tokens'
             log-probabilities. "official" writes one token, as `generate(max_length=3)` of the
             released code does; its label, or the first if it is no label's, has probability 1.
-        temperature: Divides scores before the softmax over labels (Guo et al. 2017, eq. 9).
+        calibration: What is done to scores before the softmax over labels.
         batch_tokens: The most in a batch; None is what suits the module's device.
     """
 
     module: FusionReader
     verbalizer: Verbalizer
     decode: str = "verbalizer"
-    temperature: float = 1.0
+    calibration: Calibration = field(default_factory=Calibration)
     batch_tokens: int | None = None
 
     def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
@@ -66,9 +57,8 @@ class T5Classifier(Trainable):
         """
         if not self.verbalizer.words:
             return written(inputs.example_ids, self.write(inputs, context))
-        scores = self.score(inputs, context)
-        labels, temperature = self.verbalizer.labels, self.temperature
-        return decide(inputs.example_ids, scores, labels, temperature=temperature)
+        scores = self.calibration.apply(self.score(inputs, context))
+        return decide(inputs.example_ids, scores, self.verbalizer.labels)
 
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Return the log-probability of each of C labels, (B, C) float32."""
@@ -159,17 +149,15 @@ def written(example_ids: Sequence[str], texts: Sequence[str]) -> list[Prediction
     return [Prediction(name, text, {}) for name, text in zip(example_ids, texts, strict=True)]
 
 
-def decide(
-    example_ids: Sequence[str], scores: Scores, labels: Sequence[str], *, temperature: float = 1.0
-) -> list[Prediction]:
+def decide(example_ids: Sequence[str], scores: Scores, labels: Sequence[str]) -> list[Prediction]:
     """Take each example's best label, ties by the task's order; scores are (B, C) float32.
 
-    A NaN is a ModelError. Probabilities are the softmax of scores divided by the temperature.
+    A NaN is a ModelError. Probabilities are the softmax of scores.
     """
     if np.isnan(scores).any():
         name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
         raise ModelError(f"the reader's scores of example '{name}' are NaN: its weights are broken")
-    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64) / temperature
+    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64)
     chances = np.exp(logits)
     chances /= chances.sum(axis=1, keepdims=True)
     return [
@@ -178,48 +166,3 @@ def decide(
             example_ids, scores.argmax(axis=1), chances.tolist(), strict=True
         )
     ]
-
-
-def negative_log_likelihood(
-    scores: Scores, truth: Sequence[int], *, temperature: float = 1.0
-) -> float:
-    """Return the mean of -log p of the true labels, columns of the finite scores (B, C)."""
-    chances = log_softmax(scores.astype(np.float64) / temperature)
-    return float(-chances[np.arange(len(chances)), list(truth)].mean())
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A reader's temperature, by which scores are divided before the softmax over labels.
-
-    Attributes:
-        num_examples: Dev examples that it was fitted on, 0 if it was not.
-        note: Why it is 1; None where it was fitted.
-    """
-
-    temperature: float = 1.0
-    num_examples: int = 0
-    note: str | None = None
-
-
-def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
-    """Fit the temperature that makes the true labels most likely (Guo et al. 2017, eq. 9).
-
-    `truth` has the true labels' columns of scores (B, C). With too few examples, or if no other
-    temperature is better, it is 1, with a note.
-    """
-    from scipy.optimize import minimize_scalar  # a third of a second to import
-
-    count, border = len(truth), math.log(LARGEST)
-
-    def loss(log_temperature: float) -> float:
-        return negative_log_likelihood(scores, truth, temperature=math.exp(log_temperature))
-
-    why = f"{count} dev examples are too few to fit it (at least {LEAST_EXAMPLES})"
-    if count >= LEAST_EXAMPLES:
-        # In 1/T the loss is convex, so in log T it has one valley.
-        best = float(minimize_scalar(loss, bounds=(-border, border), method="bounded").x)
-        if best >= 0.01 - border and loss(best) < loss(0.0):
-            return Calibration(LARGEST if best > border - 0.01 else math.exp(best), count)
-        why = f"no other is better on the {count} dev examples"
-    return Calibration(note=f"probabilities are not calibrated, temperature is 1: {why}")

@@ -19,9 +19,10 @@ from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
 from pgra.reader import READER_FOLDER, RECORD_FILE
+from pgra.reader.calibration import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, build_inputs, read_queries
-from pgra.reader.predict import Calibration, T5Classifier
+from pgra.reader.predict import T5Classifier
 
 FORMAT = 3
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
@@ -117,9 +118,12 @@ class Reader:
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
         self.record = record
-        temperature = record.calibration.temperature
         self.classifier = T5Classifier(
-            model, tokenizer, record.verbalizer, record.decode, temperature
+            model,
+            tokenizer,
+            record.verbalizer,
+            record.decode,
+            record.calibration,
         )
 
     @classmethod

@@ -12,9 +12,10 @@ from pgra.errors import ConfigError
 from pgra.experiments import consistency
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
 from pgra.lm.load import find_model, load_tokenizer
+from pgra.reader.calibration import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.predict import Calibration, T5Classifier
+from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
 from pgra.report.results import load_run
 

@@ -11,9 +11,10 @@ from pgra.core import Example
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, PromptTemplate
+from pgra.reader.calibration import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import Calibration, T5Classifier
+from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, read_record, write_record
 
 RECORD = ReaderRecord(
@@ -66,7 +67,7 @@ def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_mad
     examples = [Example(f"query-{i}", f) for i, f in enumerate(fields)]
     verbalizer = RECORD.verbalizer
     inputs = build_inputs(examples, EVIDENCE, tokenizer, verbalizer, layout=RECORD.layout)
-    warm = T5Classifier(model, tokenizer, verbalizer, temperature=2.5)
+    warm = T5Classifier(model, tokenizer, verbalizer, calibration=Calibration(2.5))
     expected = warm.predict(inputs)
     assert reader.predict(QUERIES, EVIDENCE) == expected
     cold = T5Classifier(model, tokenizer, verbalizer).predict(inputs)
