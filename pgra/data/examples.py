@@ -21,6 +21,7 @@ from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import Record, clean_text, file_kind, load_data_set, read_label, read_table
 from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
+from pgra.data.text import copy_key
 from pgra.errors import ConfigError, DataError, reading
 
 logger = logging.getLogger(__name__)
@@ -296,7 +297,8 @@ def load_splits(
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
-    Sub-samples are drawn with the seed too and keep the source's order.
+    Copies of a text stay on one side. Sub-samples are drawn with the seed too and keep the source's
+    order.
 
     If nothing `is_trained`, train is a pool of exemplars, all of it, and dev is empty. The test
     split of `query_dataset_name`, if it is named, holds the queries.
@@ -339,8 +341,8 @@ def load_splits(
         logger.warning("%s: no training example has the label %s", task.name, missing)
     counts = (task.name, len(train), len(dev), len(tested))
     logger.info("%s: %d training, %d dev and %d test examples", *counts)
-    texts = {example.text for example in learned}
-    shared = sum(example.text in texts for example in tested)
+    texts = {copy_key(example.text) for example in learned}
+    shared = sum(copy_key(example.text) in texts for example in tested)
     return Splits(train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
 
 
@@ -379,25 +381,33 @@ def _hold_out(
     *,
     most: int | None = None,
 ) -> tuple[list[Example], list[Example]]:
-    """Draw a share of each label's rows; return it and the rest, both in order.
+    """Draw a share of each label's texts, with their copies; return it and the rest, in order.
 
-    At least one is drawn of two or more, and at most `most` in all.
+    At least one is drawn of two or more, and at most `most` rows in all, unless one text alone has
+    more copies.
     """
-    groups: list[Sequence[int]] = [range(len(rows))]
+    copies: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        copies.setdefault(copy_key(row.text), []).append(number)
+    texts = list(copies.values())
+    groups = [texts]
     if isinstance(task, Task):
-        groups = [[i for i, row in enumerate(rows) if row.label == name] for name in task.labels]
+        groups = [[text for text in texts if rows[text[0]].label == name] for name in task.labels]
     most = len(rows) if most is None else most
     share = min(share, most / len(rows))
     draw = random.Random(seed)
-    held: list[int] = []
+    held: list[list[int]] = []
     for group in groups:
         wanted = max(1, round(len(group) * share))
         held += draw.sample(group, min(wanted, max(len(group) - 1, 0)))
     if len(held) > most:
         held = draw.sample(held, most)
     if not held:
-        raise DataError(f"too few rows ({len(rows)}) to hold out {split}: give --{split}_file")
-    chosen = set(held)
+        raise DataError(f"too few texts ({len(texts)}) to hold out {split}: give --{split}_file")
+    chosen: set[int] = set()
+    for text in held:
+        if not chosen or len(chosen) + len(text) <= most:
+            chosen.update(text)
     rest = [row for number, row in enumerate(rows) if number not in chosen]
     return [rows[number] for number in sorted(chosen)], rest
 

@@ -146,6 +146,17 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
+def test_copies_of_a_text_are_on_one_side_of_what_is_held_out(tmp_path):
+    rows = [
+        {"text": f"{name}{i}", "label": LABELS[i % 2]} for name in ("T", " t") for i in range(40)
+    ]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    splits = load_splits(TASK, DataArguments(train_file=str(train), max_dev_samples=5))
+    parts = [splits.train, splits.dev, splits.test]
+    assert [len(part) for part in parts] == [60, 4, 16]
+    assert [len({row.text.lower() for row in part}) for part in parts] == [30, 2, 8]
+
+
 @pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
 def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
