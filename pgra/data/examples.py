@@ -8,6 +8,7 @@ It is never the test set, which may be held out of train too.
 
 import logging
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +20,18 @@ from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import Record, clean_text, file_kind, load_data_set, read_label, read_table
+from pgra.data.read import (
+    Record,
+    clean_text,
+    file_kind,
+    load_data_set,
+    parse_json,
+    read_label,
+    read_table,
+)
 from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.data.text import copy_key
-from pgra.errors import ConfigError, DataError, reading
+from pgra.errors import ConfigError, DataError, reading, show
 
 logger = logging.getLogger(__name__)
 
@@ -461,7 +470,8 @@ def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Exampl
 
 
 # Examples whose answers are written: their files are jsonl. A row's answers are a text, a list of
-# texts, or TriviaQA's value with its aliases; a table's are sentences that describe it.
+# texts (as JSON in a text, too), TriviaQA's value with its aliases, or SQuAD's texts; a table's are
+# sentences that describe it.
 
 
 @dataclass(frozen=True)
@@ -503,7 +513,10 @@ def _read_answers(
 ) -> AnsweredExample:
     """Read one row; a DataError with its place if something is missing or no text."""
     with reading(row.place):
-        parsed, given, table = _parse(task.kind, row.fields, columns)
+        try:
+            parsed, given, table = _parse(task.kind, row, columns)
+        except KeyError as error:  # within a column
+            raise DataError(f"{row.place}: {error} is missing in a column's value") from None
     fields = {field: clean_text(row.place, field, parsed.get(field)) for field in task.inputs}
     answers = [clean_text(row.place, ANSWERS, answer) for answer in given]
     right = tuple(dict.fromkeys(answer for answer in answers if answer))
@@ -513,36 +526,55 @@ def _read_answers(
 
 
 def _parse(
-    kind: str, values: Mapping[str, Any], columns: Mapping[str, str]
+    kind: str, row: Record, columns: Mapping[str, str]
 ) -> tuple[Mapping[str, object], Sequence[object], Table | None]:
-    """Return a row's fields, answers and table."""
+    """Return a row's fields, answers and table; a KeyError if a column's value lacks something."""
     if kind == "question":
-        fields = {name: values[column] for name, column in columns.items()}
-        given = fields.pop(ANSWERS)
-        if isinstance(given, Mapping):  # TriviaQA: the answer, and other names of it
-            given = [given["value"], *given.get("aliases", ())]
-        return fields, given if isinstance(given, list) else [given], None
+        fields = {name: row.value(column) for name, column in columns.items()}
+        return fields, _list_answers(row, columns[ANSWERS]), None
     if kind == "totto":
-        given, cells = values["sentence_annotations"], values["table"]
-        if isinstance(given, Mapping):  # on the hub a mapping of lists
-            sentences = list(given["final_sentence"])
+        annotations: Any = row.value("sentence_annotations")
+        if isinstance(annotations, Mapping):  # on the hub a mapping of lists
+            sentences = list(annotations["final_sentence"])
         else:
-            sentences = [each["final_sentence"] for each in given]
-        table = _read_table(values, cells, values["highlighted_cells"])
+            sentences = [annotation["final_sentence"] for annotation in annotations]
+        table = _read_table(row, row.value("table"), row.value("highlighted_cells"))
         return {"table": table.line}, sentences, table
+    lines: Any = row.value("table_array")
     cells = [  # FeTaQA's tables have one line of headers
         [{"value": value, "is_header": number == 0, "column_span": 1} for value in line]
-        for number, line in enumerate(values["table_array"])
+        for number, line in enumerate(lines)
     ]
-    table = _read_table(values, cells, values["highlighted_cell_ids"])
-    return {"table": table.line, "question": values["question"]}, [values["answer"]], table
+    table = _read_table(row, cells, row.value("highlighted_cell_ids"))
+    fields = {"table": table.line, "question": row.value("question")}
+    return fields, [row.value("answer")], table
 
 
-def _read_table(
-    values: Mapping[str, Any], rows: Sequence[Sequence[Mapping[str, Any]]], chosen: Any
-) -> Table:
+_LIST = re.compile(r"""\s*\[\s*["'].*\]\s*""", re.DOTALL)
+
+
+def _list_answers(row: Record, column: str) -> list[object]:
+    """Return a question's answers: a text, a list of texts or its JSON, TriviaQA's or SQuAD's."""
+    answers: Any = row.value(column)
+    place = f"{row.place}, '{column}'"
+    if isinstance(answers, Mapping) and "text" in answers:  # SQuAD: texts, and where they begin
+        answers = answers["text"]
+    elif isinstance(answers, Mapping):  # TriviaQA: the answer, and other names of it
+        value = Record(row.line, answers, place).value("value")
+        answers = [value, *answers.get("aliases", ())]
+    if isinstance(answers, str) and _LIST.fullmatch(answers):
+        try:
+            answers = parse_json(answers)  # PopQA
+        except ValueError:
+            raise DataError(
+                f"{place} is {show(answers)}, the text of a list: give a list"
+            ) from None
+    return answers if isinstance(answers, list) else [answers]
+
+
+def _read_table(record: Record, rows: Any, chosen: Any) -> Table:
     """Read a table of cells as ToTTo has them; `chosen` are row and index of the highlighted."""
-    titles = [_text(values["table_page_title"]), _text(values["table_section_title"])]
+    titles = [_text(record.value(f"table_{part}_title")) for part in ("page", "section")]
     parts, said = [("page_title", titles[0]), ("section_title", titles[1])], []
     for row, index in chosen:
         if min(row, index) < 0:
@@ -560,10 +592,11 @@ def _read_table(
         parts += [("row_header", _text(cell["value"])) for cell in left]
     written = (f"<{tag}>{' '.join(text.split())}" for tag, text in parts if text.strip())
     inside = [_text(cell["value"]) for row in rows for cell in row]
-    more = _text(values.get("table_section_text") or "")
+    more = _text(record.fields.get("table_section_text") or "")
     every = [text for text in (*inside, *titles, more) if text.strip()]
     must = [text for text in (*said, *titles) if text.strip()]
-    return Table(" ".join(written), every, must, values.get("overlap_subset"))
+    is_overlap: Any = record.fields.get("overlap_subset")
+    return Table(" ".join(written), every, must, is_overlap)
 
 
 def _spans(row: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int, int]]:

@@ -158,7 +158,8 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
                 raise DataError(f"{place}: a cell is quoted, as no tsv's is: save the file as csv")
             yield Record(rows.line_num, values, place)
     except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: not valid {kind} ({error})") from None
+        number = rows.reader.line_num  # that of `rows` itself is the last line read whole
+        raise DataError(f"{path}, line {number}: not valid {kind} ({error})") from None
 
 
 def parse_json(text: str) -> Any:
