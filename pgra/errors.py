@@ -41,8 +41,8 @@ def missing_package(error: ImportError) -> str:
 
 
 def show(value: object) -> str:
-    """Return the repr of a value from outside for a message, cut where it is long or deep."""
-    return cut(_values.repr(value), _LONGEST_PART)
+    """Return the repr of a value from outside, in one line, cut where it is long or deep."""
+    return cut(_values.repr(value).replace("\n", " "), _LONGEST_PART)
 
 
 def cut(text: str, most: int = _LONGEST_NAME) -> str:

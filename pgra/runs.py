@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_json,
     write_text,
 )
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Query, is_query, read_queries
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
@@ -41,7 +41,6 @@ from pgra.methods.base import Method, arguments_from, arguments_of, find_method,
 from pgra.methods.worth import measure_worth, take_evidence
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.inputs import Query, read_queries
 from pgra.reader.record import Reader, find_reader
 from pgra.report.metrics import measure, no_better_than_one_label
 from pgra.report.results import (
@@ -213,17 +212,10 @@ class Run:
         Raises:
             PgraError: If a query does not fit the task, or the run's models or corpus are gone.
         """
-        if isinstance(queries, str | Mapping):
+        if is_query(queries):
             return self.predict([queries])[0]
         with quiet_transformers():  # the LM is loaded when it first has a text to read
-            task = self.method.data.task
-            asked = [
-                {name: query[name] for name in task.inputs if name in query}
-                if isinstance(query, Mapping)
-                else query
-                for query in queries
-            ]
-            examples = read_queries(asked, task=task.name, inputs=task.inputs)
+            examples = read_queries(queries, self.method.data.task.inputs)
             decided = self.method.decide(examples)
         return [
             Answer(

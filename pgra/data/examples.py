@@ -18,7 +18,7 @@ import numpy as np
 
 from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
-from pgra.core import Example, Json
+from pgra.core import Example, Json, as_list
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import (
     Record,
@@ -150,11 +150,27 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     return RawSplit(rows, columns, where, classes, is_own)
 
 
-# A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input.
-Rows = Iterable[Any]
+# A `datasets.Dataset`, a pandas table, a file, mappings, or pairs (text, label) of a task with one
+# input.
+Rows = Iterable[Any] | Path
+_KINDS = (
+    "a datasets.Dataset (one split), a pandas table, a list of dicts, or of pairs (text, label) "
+    "for a task of one input"
+)
 
 
-def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) -> RawSplit:
+def as_rows(name: str, rows: Rows) -> Rows:
+    """Return rows that can be read twice: a data set or a file's name, or anything else as a list.
+
+    Raises:
+        DataError: If they are of another kind.
+    """
+    if isinstance(rows, str | Path) or hasattr(rows, "features"):  # it names its classes
+        return rows
+    return as_list(name, rows, _KINDS)
+
+
+def open_rows(task: Task | GenerationTask, rows: Rows, where: str) -> RawSplit:
     """Open rows in memory, or a file by its name; messages call them `where`.
 
     Columns have the names that the task's files or its hub data set have.
@@ -164,18 +180,15 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
     """
     if isinstance(rows, str | Path):
         return open_file(task, at_home(rows))
-    kinds = "a datasets.Dataset, a list of dicts, or of pairs (text, label) for a task of one input"
-    if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
-        raise DataError(f"{where} is a {type(rows).__name__}: give {kinds}")
     found = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(as_list(where, rows, _KINDS)):
         place = f"{where}, row {number}"
         if isinstance(row, Example):
             row = {**row.fields, task.target: row.label}
         elif isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
             row = dict(zip((task.inputs[0], task.target), row, strict=True))
         if not isinstance(row, Mapping):
-            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}): give {kinds}")
+            raise DataError(f"{place} is a {type(row).__name__}, {show(row)}: give {_KINDS}")
         values = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
         found.append(Record(number, values, place))
     if not found:

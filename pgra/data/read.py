@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pgra.artifacts import at_home
+from pgra.core import as_text
 from pgra.errors import ArtifactError, ConfigError, DataError, cut, reading, show, unknown_name
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
@@ -115,15 +116,6 @@ def _open_bytes(path: Path) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(unpacked, 1 << 20))
 
 
-def is_utf8(text: str) -> bool:
-    """Whether a text can be kept as UTF-8: it holds no NUL and no half surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def _objects(path: Path) -> Iterator[Record]:
     """Yield a jsonl file's objects; blank lines are skipped."""
     for number, line in enumerate(read_lines(path), 1):
@@ -189,11 +181,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_distinct)
 
 def clean_text(place: str, name: str, value: object) -> str:
     """Return a text, stripped; a DataError if it is no text, or cannot be kept as UTF-8."""
-    if not isinstance(value, str):
-        raise DataError(f"{place}: '{name}' is {show(value)}, not text")
-    if not is_utf8(value):
-        raise DataError(f"{place}: '{name}' holds a NUL or half a surrogate pair")
-    return value.strip()
+    return as_text(f"{place}: '{name}'", value).strip()
 
 
 def read_label(

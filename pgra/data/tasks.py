@@ -234,7 +234,7 @@ class GenerationTask(_Sourced):
 
     folder = "generation"
     target = ANSWERS
-    file_kinds = ("jsonl",)
+    file_kinds: ClassVar[Sequence[str]] = ("jsonl",)
     labels: ClassVar[tuple[str, ...]] = ()
     prompt_words: ClassVar[Mapping[str, str]] = {}
     reader_words: ClassVar[Mapping[str, str]] = {}

@@ -6,7 +6,7 @@ still gives plausible neighbours. So it is named, resolved once and kept in fing
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder
-from pgra.core import Example, Json, run_overlapped
+from pgra.core import Example, Json, as_texts, run_overlapped
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -239,7 +239,7 @@ class Encoder:
         return {**self.fingerprint, **own}
 
     def encode(
-        self, texts: Sequence[str], *, is_query: bool = False, advance: Advance = int
+        self, texts: Iterable[str], *, is_query: bool = False, advance: Advance = int
     ) -> Vectors:
         """Encode texts; return (n, D) float32, in the order given.
 
@@ -248,9 +248,11 @@ class Encoder:
         shown.
 
         Raises:
+            DataError: If `texts` is not a list of texts; a blank one has a vector too.
             ModelError: If a vector is not finite, one text does not fit in memory, or the device
                 fails.
         """
+        texts = as_texts("texts", texts)
         if advance is int:
             with Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
                 return self.encode(texts, is_query=is_query, advance=bar.update)

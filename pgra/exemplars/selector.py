@@ -13,11 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import from_values
-from pgra.core import ALONE, Context, Example, Json, as_list, check_count
+from pgra.core import (
+    ALONE,
+    Context,
+    Example,
+    Json,
+    Query,
+    as_list,
+    check_count,
+    is_query,
+    read_queries,
+)
 from pgra.data.examples import open_rows
-from pgra.data.read import Record, read_label
+from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
-from pgra.errors import ConfigError, DataError, show
+from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
     DRAWS,
@@ -35,9 +45,6 @@ if TYPE_CHECKING:
     from pgra.lm.prefix import PromptedEncoder
 
 logger = logging.getLogger(__name__)
-
-# a text, or columns by name; the label of an item is ignored
-Query = str | Mapping[str, Any] | Example
 
 
 class ExemplarSelector:
@@ -102,7 +109,7 @@ class ExemplarSelector:
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if task is None:
-            task = _pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
+            task = pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
         self.task = load_any_task(str(task)) if isinstance(task, str | Path) else task
         self._columns = {name: name for name in self.task.inputs}
         loaded: ExampleEncoder | None = None
@@ -124,22 +131,22 @@ class ExemplarSelector:
     def __len__(self) -> int:
         return len(self.pool.examples)
 
-    def select(self, query: Query | list[Query], k: int = 8) -> list[Any]:
+    def select(self, query: Query | Iterable[Query], k: int = 8) -> list[Any]:
         """Return the pool's items for a query, nearest first; of a list of queries a list of each.
 
         Args:
-            query: A text, or a mapping with the pool's text columns, such as an item of it; or a
-                list of them, which are encoded together.
+            query: A text, or a mapping with the pool's text columns, such as an item of it, whose
+                label is ignored; or a list of them, which are encoded together.
             k: How many; fewer where the pool has fewer beside copies and leaks.
 
         Raises:
             ConfigError: If the pool does not fit the selection.
-            DataError: If a query lacks a column, or is no text.
+            DataError: If a query lacks a column, is blank, or is not a text.
             ValueError: If `k` is no whole number of at least 0.
         """
-        asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
-        found = [[self.items[row] for row in rows] for rows in self._choose(asked, k)]
-        return found if isinstance(query, list) else found[0]
+        chosen = self._choose(self._queries(query), k)
+        items = [[self.items[row] for row in rows] for rows in chosen]
+        return items[0] if is_query(query) else items
 
     def prompt(self, query: Query, k: int = 8) -> str:
         """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
@@ -149,8 +156,9 @@ class ExemplarSelector:
         Raises:
             DataError: As `select`.
         """
-        asked, seed = self._query(query), self.args.exemplar_seed or 0
+        (asked,) = self._queries([query])
         (rows,) = self._choose([asked], k)
+        seed = self.args.exemplar_seed or 0
         rows = arrange(rows, self.args.order, query=asked.text, seed=seed)
         exemplars = [self.pool.examples[row] for row in rows]
         return task_format(self.task).write(exemplars, asked.fields)
@@ -167,8 +175,6 @@ class ExemplarSelector:
         self._take([items] if is_pair or isinstance(items, str | Mapping | Example) else items)
 
     def _take(self, pool: Any) -> None:
-        if hasattr(pool, "iloc"):  # pandas, whose iterator gives names
-            pool = pool.to_dict("records")
         items = as_list("pool", pool, "a list of items, or one data set")
         if not items:
             return
@@ -203,16 +209,16 @@ class ExemplarSelector:
         chosen = args.open(self.pool, self.similarity).choose(queries)
         return [chosen.of(line) for line in range(len(queries))]
 
-    def _query(self, query: Any) -> Example:
-        if isinstance(query, Example):
-            query = query.fields
-        elif isinstance(query, str):
-            query = {self.task.inputs[0]: query}
-        elif not isinstance(query, Mapping):
-            raise DataError(f"query is {show(query)}: give a text, or the columns of the pool")
-        row, columns = Record(0, query, "query"), self._columns.items()
-        fields = {name: row.text(own if own in query else name) for name, own in columns}
-        return Example("query", fields)
+    def _queries(self, queries: Any) -> list[Example]:
+        """Read queries, whose columns have the names of the task's inputs, or of the pool's."""
+        named = []
+        for query in [queries] if is_query(queries) else as_list("queries", queries):
+            if isinstance(query, Mapping):
+                columns = self._columns.items()
+                renamed = {name: query[column] for name, column in columns if column in query}
+                query = {**query, **renamed}
+            named.append(query)
+        return read_queries(named, self.task.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +226,13 @@ class _PoolTask(GenerationTask):
     """A pool's columns and prompt as a task, whose answers are the labels."""
 
     target = LABEL
+    file_kinds = Task.file_kinds
 
 
-def _pool_task(inputs: tuple[str, ...], label: str, template: str | None) -> _PoolTask:
+def pool_task(
+    inputs: tuple[str, ...], label: str = LABEL, template: str | None = None
+) -> _PoolTask:
+    """Return the task of a pool that has its own columns, and any labels."""
     names = (*inputs, label)
     if len({*names}) < len(names):
         raise ConfigError(f"'{label}' is a text column and the label: name different ones")

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from pgra.artifacts import artifact_dir, build_once, digest, write_json
 from pgra.core import Candidates, Context, Example, Json, Scores, log_softmax
+from pgra.data.text import copy_key
 from pgra.errors import ConfigError, ModelError
 from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
 from pgra.methods.base import open_method
@@ -31,14 +32,13 @@ from pgra.report.metrics import Values, compare_means, holm
 from pgra.report.results import EvidenceLine, read_object
 from pgra.report.tables import Table
 from pgra.rerank import Reference
-from pgra.rerank.bank import query_key
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.reranker import Reranker
 
 CONTROL = "random"
 _FILE = "worth.json"
 _LEAST = 64  # queries: with fewer an interval is wider than most gains
-_FOLDS, _SEED = 5, 0
+_SEED = 0
 _FELT = 0.1  # bits from which a query counts as helped or hurt
 _LEARN_NO_LABELS = ("calibrated", "cosine", "dot", "whitened", "whitened_cosine")
 Places = npt.NDArray[np.intp]
@@ -122,7 +122,7 @@ class Asking:
         self.data = replace(data, train=self.queries, dev=(), test=())
         truth = [data.labels.index(str(one.label)) if data.labels else 0 for one in self.queries]
         self.targets = np.array(truth)
-        self.folds = stratified_folds(self.targets, _FOLDS)
+        self.folds = stratified_folds(self.targets, [query.text for query in self.queries])
         drawing = replace(args.retriever, retriever="random", index_dir=None)
         control = self.args.having(retriever=drawing, retriever_options=None)
         self.candidates = [self._find(self.args), self._find(control)]
@@ -191,8 +191,9 @@ class Asking:
         for fold in np.unique(folds):
             places = np.flatnonzero(folds == fold)
             some = [self.queries[place] for place in places]
-            hidden = {query_key(query) for query in some} if learns else ()
-            stages = self._stages(args, [one for one in train if query_key(one) not in hidden])
+            hidden = {copy_key(query.text) for query in some} if learns else ()
+            rest = [example for example in train if copy_key(example.text) not in hidden]
+            stages = self._stages(args, rest)
             own = Candidates(first.rows[places], first.scores[places])
             forwards += stages.reranker.prepare(some, own.rows).num_new
             best = stages.lines(own, stages.reranker.rerank(some, own))

@@ -6,21 +6,20 @@ The record is written last, beside the plain T5 files: a folder that has one is 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from pgra.artifacts import find_damage, package_versions, record_files, write_json
-from pgra.core import Context, Json, Prediction
-from pgra.data.read import fetch_folder, is_utf8
+from pgra.core import Context, Json, Prediction, Query, as_list, as_texts, read_queries
+from pgra.data.read import fetch_folder
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Query, SegmentLayout, build_inputs, read_queries
+from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import Calibration, T5Classifier
 
 FORMAT = 3
@@ -160,29 +159,28 @@ class Reader:
         """Decide queries, with calibrated probabilities.
 
         Args:
-            queries: Texts, or mappings of the task's inputs to texts.
+            queries: Texts, or mappings of the task's inputs to texts; none is blank.
             evidence: Texts for each query, in any order and of any number; `[]` for no evidence at
                 all.
 
         Raises:
-            ConfigError: If a query does not fit the task, or a reader that was trained with
-                evidence gets None instead of texts or `[]`.
+            ConfigError: If a reader that was trained with evidence gets None instead of texts or
+                `[]`, or not one list a query.
+            DataError: If a query does not fit the task, or evidence is not texts.
         """
         record, tokenizer = self.record, self.classifier.tokenizer
-        examples = read_queries(queries, task=record.task, inputs=record.inputs)
+        examples = read_queries(as_list("queries", queries), record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(
                 f"this reader was trained with {record.num_evidence} evidence texts a query: give "
                 "evidence=[[...], ...] (pgra predict finds it), or evidence=[] to read without"
             )
-        evidence = evidence or [[] for _ in examples]
-        if len(evidence) != len(examples) or any(isinstance(texts, str) for texts in evidence):
+        lists = as_list("evidence", evidence or [()] * len(examples))
+        evidence = [as_texts(f"evidence[{number}]", texts) for number, texts in enumerate(lists)]
+        if len(evidence) != len(examples):
             raise ConfigError(
                 f"evidence holds {len(evidence)} lists for {len(examples)} queries: give one each"
             )
-        for text in chain.from_iterable(evidence):
-            if not isinstance(text, str) or not is_utf8(text):
-                raise ConfigError(f"evidence holds {text!a}: give clean texts")
         inputs = build_inputs(
             examples, evidence, tokenizer, record.verbalizer, layout=record.layout
         )

@@ -52,8 +52,9 @@ from pgra.core import (
     Hit,
     Json,
     Rows,
-    as_texts,
     check_count,
+    is_query,
+    read_queries,
     run_overlapped,
 )
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
@@ -153,7 +154,7 @@ class Index(Retriever):
 
         Raises:
             PgraError: If an argument cannot be read or used, or `path` holds something else.
-            ValueError: If `passages` or `encoder` is of a wrong type.
+            ValueError: If `encoder` is of a wrong type.
         """
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
@@ -252,7 +253,7 @@ class Index(Retriever):
         """Return the k passages that are nearest to a query, or to each of a list.
 
         Args:
-            query: A text, or a list of texts.
+            query: A text, or a list of texts; none is blank.
             k: How many; fewer where there are not as many passages.
 
         Returns:
@@ -260,10 +261,11 @@ class Index(Retriever):
             encoder whose vectors have unit length). A list of them for each query of a list.
 
         Raises:
-            ValueError: If a query is no text, or k is not a whole number from 1 on.
+            DataError: If a query is blank, or is not a text.
+            ValueError: If k is not a whole number from 1 on.
         """
         check_count("k", k)
-        queries = [query] if isinstance(query, str) else as_texts("query", query)
+        queries = [each.text for each in read_queries(query, ("text",))]
         found = self.retrieve(queries, min(int(k), len(self)))
         texts = iter(self.corpus.texts(found.rows[found.rows != MISSING_ROW]))
         hits = [
@@ -274,7 +276,7 @@ class Index(Retriever):
             ]
             for rows, scores in zip(found.rows, found.scores, strict=True)
         ]
-        return hits[0] if isinstance(query, str) else hits
+        return hits[0] if is_query(query) else hits
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages, (B, k); scores are inner products.

@@ -8,7 +8,7 @@ import pytest
 from small_training import lively
 
 from pgra.core import Example
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, DataError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.reader.fid import FusionReader
@@ -30,7 +30,11 @@ RECORD = ReaderRecord(
     arguments={"runtime": {"artifacts_dir": "artifacts", "device": "cpu"}},
     fingerprints={"corpus": "cd"},
 )
-QUERIES = ["the red sea", {"text": "a film", "title": "plot"}, "an old house by the sea"]
+QUERIES = [
+    {"text": "the red sea", "title": ""},
+    {"text": "a film", "title": "plot"},
+    {"text": "an old house by the sea", "title": "red"},
+]
 EVIDENCE = [["apples grow in the garden", "a cast"], [], ["the boats"]]
 
 
@@ -62,8 +66,7 @@ def chances(found):
 def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_made_of(made, reader):
     assert read_record(made) == read_record(made.parent) == reader.record == RECORD
     model, tokenizer = FusionReader.from_name(str(made)), load_tokenizer(find_model(str(made)))
-    fields = [{"text": "the red sea", "title": ""}, QUERIES[1], {"text": QUERIES[2], "title": ""}]
-    examples = [Example(f"query-{i}", f) for i, f in enumerate(fields)]
+    examples = [Example(f"query-{i}", fields) for i, fields in enumerate(QUERIES)]
     verbalizer = RECORD.verbalizer
     inputs = build_inputs(examples, EVIDENCE, tokenizer, verbalizer, layout=RECORD.layout)
     warm = T5Classifier(model, tokenizer, verbalizer, temperature=2.5)
@@ -76,7 +79,7 @@ def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_mad
 
 @pytest.mark.parametrize("texts", [[None], [math.nan], "red", ["\udc80"]])
 def test_evidence_that_is_no_list_of_texts_is_refused(reader, texts):
-    with pytest.raises(ConfigError, match="evidence holds"):
+    with pytest.raises(DataError, match="evidence"):
         reader.predict(QUERIES[:1], [texts])
 
 
