@@ -211,7 +211,8 @@ def check_device(name: object, *, is_used: bool = True) -> None:
 # What a user gives from Python, checked where it enters.
 
 
-Query = str | Mapping[str, Any] | Example  # a text, or each of a task's inputs by name
+# A text of a task's first input, or each input by name.
+Query = str | Mapping[str, Any] | Example
 
 
 def is_query(queries: Any) -> TypeGuard[Query]:
@@ -269,7 +270,8 @@ def as_query(name: str, text: Any) -> str:
 def read_queries(queries: Any, inputs: Sequence[str]) -> list[Example]:
     """Return a query, or each of several, as the inputs of a task, stripped.
 
-    A text is one of a single input. Other keys of a mapping are ignored.
+    A text is the first input, and others are blank, as of a passage. Other keys of a mapping are
+    ignored.
 
     Raises:
         DataError: If a query lacks an input, is blank, or holds what is no text.
@@ -279,8 +281,8 @@ def read_queries(queries: Any, inputs: Sequence[str]) -> list[Example]:
     for number, query in enumerate(listed):
         name = f"query {number}"
         fields = query.fields if isinstance(query, Example) else query
-        if isinstance(query, str) and len(inputs) == 1:
-            fields = {inputs[0]: query}
+        if isinstance(query, str):
+            fields = {**dict.fromkeys(inputs, ""), inputs[0]: query}
         if not isinstance(fields, Mapping) or not {*inputs} <= {*fields}:
             raise DataError(f"{name} is {show(query)}: give a text for each of {', '.join(inputs)}")
         texts = {field: as_text(f"{name}, '{field}',", fields[field]).strip() for field in inputs}

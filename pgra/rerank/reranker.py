@@ -183,8 +183,8 @@ class Reranker(ScoringReranker):
         """Order documents by their similarity to a query, or to each of a list of queries.
 
         Args:
-            query: A text; of a task with several inputs a mapping of them. Or a list of queries.
-                None is blank.
+            query: A text (of a task with several inputs the first), or a mapping of the inputs. Or
+                a list of queries. None is blank.
             documents: Texts, or the hits of a search, which keep their places. A blank one is
                 ranked too: it says nothing, and still has its place in the list.
             k: How many of the best; None: all.

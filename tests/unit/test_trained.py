@@ -30,11 +30,7 @@ RECORD = ReaderRecord(
     arguments={"runtime": {"artifacts_dir": "artifacts", "device": "cpu"}},
     fingerprints={"corpus": "cd"},
 )
-QUERIES = [
-    {"text": "the red sea", "title": ""},
-    {"text": "a film", "title": "plot"},
-    {"text": "an old house by the sea", "title": "red"},
-]
+QUERIES = ["the red sea", {"text": "a film", "title": "plot"}, "an old house by the sea"]
 EVIDENCE = [["apples grow in the garden", "a cast"], [], ["the boats"]]
 
 
@@ -66,7 +62,8 @@ def chances(found):
 def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_made_of(made, reader):
     assert read_record(made) == read_record(made.parent) == reader.record == RECORD
     model, tokenizer = FusionReader.from_name(str(made)), load_tokenizer(find_model(str(made)))
-    examples = [Example(f"query-{i}", fields) for i, fields in enumerate(QUERIES)]
+    fields = [{"text": "the red sea", "title": ""}, QUERIES[1], {"text": QUERIES[2], "title": ""}]
+    examples = [Example(f"query-{i}", f) for i, f in enumerate(fields)]
     verbalizer = RECORD.verbalizer
     inputs = build_inputs(examples, EVIDENCE, tokenizer, verbalizer, layout=RECORD.layout)
     warm = T5Classifier(model, tokenizer, verbalizer, temperature=2.5)
