@@ -375,47 +375,71 @@ def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[T
 # Samples of lm-evaluation-harness (`--log_samples`), in a folder that is named after the model.
 
 _SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
+_SAMPLE_FIELDS = {  # all others are measures; a harness of before November 2024 does not list them
+    "arguments",
+    "doc",
+    "doc_hash",
+    "doc_id",
+    "filter",
+    "filtered_resps",
+    "metrics",
+    "prompt_hash",
+    "resps",
+    "target",
+    "target_hash",
+}
 
 
 def load_samples(path: Path) -> list[Trial]:
     """Read a task's samples: a run for each measure that is a mean of numbers from 0 to 1.
 
-    The first measure has the task's name; of a filter it is such as "exact_match,strict-match".
+    Its task is such as "boolq acc", or with a filter "gsm8k exact_match,strict-match". A note names
+    the measures that are left out.
 
     Raises:
         ArtifactError: If there is no such measure, or the file cannot be read.
     """
     task = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_")
-    found: list[Trial] = []
-    own: dict[str, list[tuple[list[Any], Any]]] = {}
+    samples: dict[str, list[tuple[list[Any], Any]]] = {}
     with reading(path, DamageError):
         for line in read_lines(path):
-            part = line.get("filter", "none")
-            for name in line["metrics"]:
-                measure = name if part == "none" else f"{name},{part}"
-                mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
-                own.setdefault(measure, []).append((mark, line[name]))
-    for measure, lines in own.items():
-        marks, values = zip(*sorted(lines, key=lambda pair: pair[0]), strict=True)
+            suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
+            test = [line.get("doc_hash") or line["doc"], line.get("target_hash") or line["target"]]
+            for name in _measures(line):
+                lines = samples.setdefault(name + suffix, [])
+                lines.append(([line["doc_id"], *test], line[name]))
+    outcomes: dict[str, tuple[Outcomes, str]] = {}
+    for measure, lines in samples.items():
+        lines.sort(key=lambda pair: pair[0][0])
+        marks, values = zip(*lines, strict=True)
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
             continue  # such as a perplexity
-        outcomes: Outcomes = TextOutcomes(measure, np.array(values, np.float64)[:, None])
+        result: Outcomes = TextOutcomes(measure, np.array(values, np.float64)[:, None])
         if {*values} <= {0, 1}:
             decided = [RIGHT if value else WRONG for value in values]
-            outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
-        about, named = {"uses_seed": False}, f"{task} {measure}" if found else task
-        *_, output, model, _ = path.absolute().parts
-        own_path: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
-        how = (model, model, named, 0, path, own_path, about, outcomes, digest(marks))
-        found.append(Trial(*how))
-    if not found:
+            result = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
+        outcomes[measure] = (result, digest(marks))
+    if not outcomes:
         raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
-    return found
+    *_, output, model, _ = path.absolute().parts
+    arguments: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
+    left_out = ", ".join(sorted(samples.keys() - outcomes.keys()))
+    note = f"{task}: {left_out} is left out, since not every sample has a number from 0 to 1"
+    about = {"uses_seed": False, "notes": [note] if left_out else []}
+    return [
+        Trial(model, model, f"{task} {measure}", 0, path, arguments, about, result, examples)
+        for measure, (result, examples) in outcomes.items()
+    ]
+
+
+def _measures(line: Mapping[str, Any]) -> list[str]:
+    return line.get("metrics") or sorted(line.keys() - _SAMPLE_FIELDS)
 
 
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
-    text = line["arguments"]["gen_args_0"]["arg_0"]
-    said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
+    requests = line["arguments"]
+    text = requests["gen_args_0"]["arg_0"] if isinstance(requests, Mapping) else requests[0][0]
+    said = ", ".join(f"{name} {line[name]}" for name in _measures(line))  # answers are likelihoods
     values = {"text": text, "label": line["target"], "prediction": said}
     return {"id": str(line["doc_id"]), "evidence": [], **values}
 

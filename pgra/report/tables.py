@@ -168,13 +168,15 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
 
 def _absent(study: Study, row: str, column: str) -> str:
     """Return what stands for a result: nothing where the row's run of the task has no such one."""
-    return "" if (row, column.partition(" ")[0]) in study.results else _MISSING
+    task = column.partition(" ")[0]
+    has_run = any(name == row and of.partition(" ")[0] == task for name, of in study.results)
+    return "" if has_run else _MISSING
 
 
 def _notes(study: Study) -> list[str]:
     metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(
-        task if task.endswith(metric) else f"{task} {metric}" for task, metric in metrics.items()
+        task if " " in task else f"{task} {metric}" for task, metric in metrics.items()
     )
     notes = [f"In hundredths: {named}; ± is the standard deviation over seeds."]
     if len(set(metrics.values())) > 1 and AVERAGE in study.columns:
@@ -198,7 +200,12 @@ def _notes(study: Study) -> list[str]:
 
 def detail_table(study: Study) -> Table:
     """Return every value with its interval, and its difference to the baseline with its test."""
-    found = [_numbers(study, row, column) for row in study.rows for column in study.columns]
+    found = [
+        _numbers(study, row, column)
+        for row in study.rows
+        for column in study.columns
+        if (row, column) in study.results
+    ]
     title = f"{study.group.title}: every value"
     notes = [
         "In hundredths. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "

@@ -1,6 +1,8 @@
 """`pgra report`: tables, a figure, and the page, on which hostile text stays text."""
 
 import csv
+import itertools
+import json
 import re
 
 import pytest
@@ -9,7 +11,7 @@ from planted_runs import plant, plant_grid
 
 from pgra.cli import main
 from pgra.report.compare import compare_runs, load_reference
-from pgra.report.results import load_collection
+from pgra.report.results import load_collection, load_samples
 from pgra.report.tables import Cell, Table, draw_study
 
 
@@ -145,12 +147,36 @@ def test_two_outputs_of_lm_eval_are_compared_by_the_paired_test(tmp_path, capsys
     assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
     lines = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
     rows = {line["task"]: line for line in lines if line["row"] == "m output_path=kate"}
-    found = rows["boolq"]
+    found = rows["boolq acc"]
     assert (float(found["difference"]), found["verdict"]) == (pytest.approx(45), "better")
     assert float(found["p"]) < 0.01
     assert rows["boolq f1"]["verdict"] == "within noise"
-    assert float(rows["average"]["value"]) == pytest.approx(95)
+    assert float(rows["average acc"]["value"]) == pytest.approx(95)
     assert main(["report", str(tmp_path), "--samples", "1"]) == 0
     assert "arc_easy, 37: question 37" in capsys.readouterr().out  # they differ on it
     assert main(["report", str(write_samples(tmp_path / "no", "boolq", (), metrics=["ppl"]))]) == 2
     assert "no measure of each sample from 0 to 1" in capsys.readouterr().err
+
+
+def test_a_measure_keeps_its_name_and_value_in_any_order_and_of_an_older_harness(tmp_path):
+    parts = [
+        write_samples(tmp_path / name / "m", "gsm8k", range(right), filter=name)
+        for name, right in (("strict", 10), ("loose", 30))
+    ]
+    lines = [[json.loads(line) for line in part.read_text().splitlines()] for part in parts]
+    found = []
+    for number, order in enumerate(itertools.permutations(lines)):
+        path = tmp_path / str(number) / "m" / parts[0].name
+        path.parent.mkdir(parents=True)
+        runs = load_samples(write_jsonl(path, sum(order, [])))
+        found.append({run.task: (run.value, run.examples) for run in runs})
+    assert found[0] == found[1]
+    assert found[0]["gsm8k acc,strict"][0] == 0.25
+    assert found[0]["gsm8k acc,loose"][0] == 0.75
+    assert "gsm8k: ppl,loose, ppl,strict is left out" in runs[0].metrics["notes"][0]
+    unlisted = {"metrics", "filter", "doc_hash", "target_hash"}
+    older = [{name: line[name] for name in line.keys() - unlisted} for line in lines[1]]
+    older = [{**line, "doc": {}, "arguments": [["question", " yes"]]} for line in older]
+    runs = load_samples(write_jsonl(parts[1], older))
+    assert {run.task: run.value for run in runs} == {"gsm8k acc": 0.75, "gsm8k f1": 0.5}
+    assert runs[0].predictions[0]["text"] == "question"
