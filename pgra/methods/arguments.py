@@ -286,7 +286,9 @@ class RunArguments:
             raise ConfigError(
                 f"method '{named}' reads evidence: give --num_evidence, or --method plain"
             )
-        if count > self.retriever.num_candidates:
+        home = sections.get(self.home)
+        is_open = home is not None and home.evidence == "auto"  # the count is chosen later
+        if count > self.retriever.num_candidates and not is_open:
             raise ConfigError(
                 f"num_evidence ({count}) exceeds num_candidates ({self.retriever.num_candidates}): "
                 "the reranker can only keep what the retriever returned"

@@ -209,9 +209,7 @@ class Stages(Timed):
         if not queries:
             return asked, self.find_candidates()
         self.retriever.prepare(queries)
-        return asked, self.retriever.retrieve_examples(
-            queries, self.args.retriever.num_candidates
-        ).rows
+        return asked, self._retrieve(queries, finds_itself=True).rows
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
         """Return all queries' candidates, (B, K), stored by split."""
@@ -229,23 +227,43 @@ class Stages(Timed):
                     "num_candidates": k,
                     "queries": examples_digest(examples),
                 }
-                make = partial(retriever.retrieve_examples, examples, k)
+                make = partial(self._retrieve, examples)
                 found = self._store("candidates", split, fields, make, retriever.inputs)
                 self.candidates[split] = found
         logger.info("%s: %d candidates for each query", self.args.retriever.retriever, k)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
-    def search(self, queries: Sequence[Example]) -> Found:
+    def search(self, queries: Sequence[Example], *, finds_itself: bool = True) -> Found:
         """Return new queries' candidates, (B, K), and the second stage's order of them.
 
-        The LM's states are kept in its banks.
+        The LM's states are kept in its banks. With `finds_itself` a query that stands in the corpus
+        is a candidate too.
         """
         self.retriever.prepare(queries)
-        k = self.args.retriever.num_candidates
-        first = self.retriever.retrieve_examples(queries, k)
+        first = self._retrieve(queries, finds_itself=finds_itself)
         self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
+
+    def _retrieve(self, examples: Sequence[Example], *, finds_itself: bool = False) -> Candidates:
+        """Return the first stage's candidates, (B, K), but for those that are their query's text.
+
+        Spaces make no other text. With `finds_itself` these stay.
+        """
+        k = self.args.retriever.num_candidates
+        first = self.retriever.retrieve_examples(examples, k)
+        if finds_itself:
+            return first
+        numbers: dict[str, int] = {}
+        queries = np.empty((len(examples), 1), np.int64)
+        for place, example in enumerate(examples):
+            queries[place] = numbers.setdefault(_one_line(example.text), len(numbers))
+        rows = np.unique(first.rows[first.rows != MISSING_ROW])
+        passages = [numbers.get(_one_line(text), -1) for text in self.corpus.texts(rows)]
+        numbered = np.array([*passages, -1])  # of no row at all
+        is_query = numbered[np.searchsorted(rows, first.rows)] == queries
+        others = np.where(is_query, MISSING_ROW, first.rows)
+        return Candidates.best(others, first.scores, k)
 
     def lines(self, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
         """Return each query's top d of `best` with its text, and its rank and score in both stages.
@@ -304,7 +322,7 @@ class Stages(Timed):
         """Find the evidence of new examples; empty lists where d is 0."""
         if not self.depth or not examples:
             return [[] for _ in examples]
-        return self.lines(*self.search(examples))
+        return self.lines(*self.search(examples, finds_itself=False))
 
     def _store(
         self,
@@ -328,6 +346,10 @@ class Stages(Timed):
         built = build_once(folder, stage=stage, build=build, context=self.context, **made_of)
         rows, scores = (np.asarray(read_array(folder / f"{n}.npy")) for n in ("rows", "scores"))
         return Stored(Candidates(rows, scores), folder, built.reused)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def reads_prompt(args: RunArguments) -> bool:

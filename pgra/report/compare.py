@@ -207,10 +207,7 @@ def compare_runs(
     by_measure: dict[str, list[str]] = {}
     for task in tasks:
         by_measure.setdefault(task.partition(" ")[2], []).append(task)
-    averages = {}
-    for measure, family in by_measure.items():
-        if len(family) > 1 and all(run.labels for run in group.runs if run.task in family):
-            averages[measure] = f"{AVERAGE} {measure}".rstrip()
+    averages = _name_averages(by_measure, group.runs)
     rows = list(group.points)
     if not rows:
         order = in_order([run.method for run in group.runs], METHOD_ORDER)
@@ -234,12 +231,22 @@ def compare_runs(
     columns = list(tasks)
     columns += [name for name in averages.values() if any((row, name) in results for row in rows)]
     paper: dict[Column, float] = {}
-    if reference is not None and reference.measure == METRIC:
-        first = {row: runs[0] for (row, _), runs in reversed(runs_of.items())}
-        for row, run in first.items():
-            printed = reference.beside(run, by_measure.get("", tasks), columns)
+    for (row, _), runs in reversed(runs_of.items()):
+        if reference is not None and reference.measure == METRIC:
+            printed = reference.beside(runs[0], by_measure.get("", tasks), columns)
             paper |= {(row, column): value for column, value in printed.items()}
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
+
+
+def _name_averages(
+    by_measure: Mapping[str, Sequence[str]], runs: Sequence[Trial]
+) -> dict[str, str]:
+    """Return the column of the mean over each measure's tasks, if it has one."""
+    names = {}
+    for measure, tasks in by_measure.items():
+        if len(tasks) > 1 and all(run.labels for run in runs if run.task in tasks):
+            names[measure] = f"{AVERAGE} {measure}".rstrip()
+    return names
 
 
 def _result(

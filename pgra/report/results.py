@@ -405,20 +405,20 @@ def load_samples(path: Path) -> list[Trial]:
         for line in read_lines(path):
             suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
             test = [line.get("doc_hash") or line["doc"], line.get("target_hash") or line["target"]]
-            for name in _measures(line):
+            for name in _measured(line):
                 lines = samples.setdefault(name + suffix, [])
                 lines.append(([line["doc_id"], *test], line[name]))
     outcomes: dict[str, tuple[Outcomes, str]] = {}
-    for measure, lines in samples.items():
+    for name, lines in samples.items():
         lines.sort(key=lambda pair: pair[0][0])
         marks, values = zip(*lines, strict=True)
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
             continue  # such as a perplexity
-        result: Outcomes = TextOutcomes(measure, np.array(values, np.float64)[:, None])
+        result: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
         if {*values} <= {0, 1}:
             decided = [RIGHT if value else WRONG for value in values]
             result = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
-        outcomes[measure] = (result, digest(marks))
+        outcomes[name] = (result, digest(marks))
     if not outcomes:
         raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
     *_, output, model, _ = path.absolute().parts
@@ -427,19 +427,19 @@ def load_samples(path: Path) -> list[Trial]:
     note = f"{task}: {left_out} is left out, since not every sample has a number from 0 to 1"
     about = {"uses_seed": False, "notes": [note] if left_out else []}
     return [
-        Trial(model, model, f"{task} {measure}", 0, path, arguments, about, result, examples)
-        for measure, (result, examples) in outcomes.items()
+        Trial(model, model, f"{task} {name}", 0, path, arguments, about, result, examples)
+        for name, (result, examples) in outcomes.items()
     ]
 
 
-def _measures(line: Mapping[str, Any]) -> list[str]:
+def _measured(line: Mapping[str, Any]) -> list[str]:
     return line.get("metrics") or sorted(line.keys() - _SAMPLE_FIELDS)
 
 
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
     requests = line["arguments"]
     text = requests["gen_args_0"]["arg_0"] if isinstance(requests, Mapping) else requests[0][0]
-    said = ", ".join(f"{name} {line[name]}" for name in _measures(line))  # answers are likelihoods
+    said = ", ".join(f"{name} {line[name]}" for name in _measured(line))  # answers are likelihoods
     values = {"text": text, "label": line["target"], "prediction": said}
     return {"id": str(line["doc_id"]), "evidence": [], **values}
 

@@ -168,7 +168,7 @@ def test_a_measure_keeps_its_name_and_value_in_any_order_and_of_an_older_harness
     for number, order in enumerate(itertools.permutations(lines)):
         path = tmp_path / str(number) / "m" / parts[0].name
         path.parent.mkdir(parents=True)
-        runs = load_samples(write_jsonl(path, sum(order, [])))
+        runs = load_samples(write_jsonl(path, [*order[0], *order[1]]))
         found.append({run.task: (run.value, run.examples) for run in runs})
     assert found[0] == found[1]
     assert found[0]["gsm8k acc,strict"][0] == 0.25

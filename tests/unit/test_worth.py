@@ -1,5 +1,6 @@
 """What evidence is worth: bits by hand, controls, hidden labels, and runs that take the best."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from pgra.core import ALONE, Context
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
-from pgra.methods.worth import Asking, calibrate, compare, measure_worth, take_evidence
+from pgra.methods.worth import Asking, calibrate, choose, compare, measure_worth, take_evidence
 from pgra.rerank.bank import query_key
 from pgra.runs import run
 
@@ -37,6 +38,32 @@ def test_calibration_takes_scale_and_bias_and_never_sees_a_querys_own_label():
     flipped = np.where(FOLDS == 2, 1 - TARGETS, TARGETS)
     moved = (calibrate(scores, flipped, FOLDS) != ours).any(axis=1)
     assert moved.tolist() == (FOLDS != 2).tolist()
+
+
+def test_of_many_sources_worth_nothing_one_is_chosen_as_rarely_as_its_p_says():
+    """21 rows, 200 times, of sources and depths that are alike; p as of a normal mean."""
+    generator = np.random.default_rng(0)
+    shared = generator.normal(size=(200, 21)) + generator.normal(size=(200, 1))
+    means = shared / np.sqrt(2)
+    low = means - 1.96
+
+    def is_chosen(place, gain=0.0):
+        rows = [
+            {
+                "source": "dot",
+                "d": 1,
+                "bits": gain + mean,
+                "low": gain + mean - 1.96,
+                "high": gain + mean + 1.96,
+                "p": math.erfc(abs(gain + mean) / math.sqrt(2)),
+            }
+            for mean in means[place].tolist()
+        ]
+        return choose(rows, {"dot": {"reranker": "prompted"}})["best"] is not None
+
+    assert np.mean([is_chosen(place) for place in range(200)]) <= 0.05
+    assert np.mean((low > 0).any(axis=1)) > 0.15  # what a row's own interval would choose
+    assert is_chosen(0, gain=5.0)
 
 
 @pytest.fixture
@@ -99,15 +126,17 @@ def test_a_head_is_fitted_to_none_of_its_queries_and_no_query_finds_itself(
     )
     for name, count in (("head", 5), ("whitened_cosine", 1)):
         fitted.clear()
-        lines, cost = asking.find_evidence(name)
+        lines, forwards = asking.find_evidence(name)
         assert len(fitted) == count
-        assert cost["forwards"] > 0 or name == "whitened_cosine"
+        assert forwards > len(asking.queries)
+        assert asking.find_evidence(name)[1] == forwards  # though nothing is read again
         assert all(
             line.text != q.text for q, o in zip(asking.queries, lines, strict=True) for line in o
         )
+    fitted.clear()
     asking.find_evidence("head")
     keys = {query_key(query) for query in asking.queries}
-    hidden = [keys - {query_key(one) for one in train} for train in fitted[1:]]
+    hidden = [keys - {query_key(one) for one in train} for train in fitted]
     assert [len(h) for h in hidden] == np.bincount(asking.folds).tolist()
     assert set.union(*hidden) == keys
 
