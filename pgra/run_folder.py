@@ -17,13 +17,13 @@ from pgra.artifacts import (
     digest,
     find_damage,
     without_folders,
-    write_json,
+    write_sealed,
     write_text,
 )
 from pgra.config import config_root
 from pgra.core import Json
 from pgra.data.read import push_folder
-from pgra.errors import DamageError, reading
+from pgra.errors import DamageError
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.report.results import METRICS_FILE, read_metrics, read_object
 
@@ -74,10 +74,8 @@ def remove_checkpoints(folder: Path) -> None:
 
 def reader_checksum(folder: Path) -> str:
     """Return a digest of a run's weights, by the checksums in its reader's record."""
-    path = folder / READER_FOLDER / RECORD_FILE
-    with reading(path, DamageError):
-        files = read_object(path)["files"]
-        return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
+    files = read_object(folder / READER_FOLDER / RECORD_FILE)["files"]
+    return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
@@ -90,10 +88,8 @@ def read_training(folder: Path) -> dict[str, Any] | None:
 def check_reader(folder: Path) -> None:
     """Compare a run's reader with its records; a DamageError names a file that differs."""
     home = folder / READER_FOLDER
-    path = home / RECORD_FILE
-    with reading(path, DamageError):
-        for name, what in find_damage(home, read_object(path)["files"]):
-            raise DamageError(f"{home / name} {what}", "train again in another folder")
+    for name, what in find_damage(home, read_object(home / RECORD_FILE)["files"]):
+        raise DamageError(f"{home / name} {what}", "train again in another folder")
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, [f"{READER_FOLDER}/{RECORD_FILE}"])
 
@@ -112,7 +108,8 @@ def write_card(run: Path) -> None:
     from pgra.reader.record import OWN_INPUTS
 
     check_reader(run)
-    identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)
+    identity = read_object(run / IDENTITY_FILE)
+    metrics = read_metrics(run)
     arguments = without_folders(read_object(run / ARGUMENTS_FILE))
     method, task, metric = identity["method"], metrics["task"], metrics["metric"]
     repo, at, _ = str(identity["reader_weights"]).partition("@")
@@ -166,7 +163,7 @@ def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
     record = read_object(reader / RECORD_FILE)
     for name in ("arguments", "fingerprints"):
         record[name] = without_folders(record[name])
-    write_json(copy.path / RECORD_FILE, record)
-    metrics = read_object(run / METRICS_FILE)
+    write_sealed(copy.path / RECORD_FILE, record)
+    metrics = read_metrics(run)
     message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
     return push_folder(run, copy.path, repo, message, private=private)

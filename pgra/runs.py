@@ -27,7 +27,7 @@ from pgra.artifacts import (
     digest,
     lock_folder,
     user_cache,
-    write_json,
+    write_sealed,
     write_text,
 )
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json
@@ -464,8 +464,8 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
         method.load(folder)
     else:
         if method.context.is_main:
-            write_json(folder / IDENTITY_FILE, named)
-            write_json(folder / ARGUMENTS_FILE, method.args.as_json())
+            write_sealed(folder / IDENTITY_FILE, named)
+            write_sealed(folder / ARGUMENTS_FILE, method.args.as_json())
             prompt = method.sample_prompt()
             if prompt is not None:
                 write_text(folder / PROMPT_FILE, prompt)
@@ -474,7 +474,7 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
         if fitted is not None:
             record = dict(fitted)
             if method.context.is_main:
-                write_json(folder / TRAINING_FILE, record)
+                write_sealed(folder / TRAINING_FILE, record)
         method.context.barrier()
     if record is not None and "seconds" in record:
         method.seconds["training"] = float(str(record["seconds"]))

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra import config
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.methods.arguments import RunArguments
@@ -316,4 +316,4 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
         "points": list(points.values()),
     }
     root.mkdir(parents=True, exist_ok=True)
-    write_json(path, record)
+    write_sealed(path, record)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import artifact_dir, build_once, digest, write_json
+from pgra.artifacts import artifact_dir, build_once, digest, write_sealed
 from pgra.core import Candidates, Context, Example, Json, Scores, log_softmax
 from pgra.errors import ConfigError, ModelError
 from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
@@ -66,7 +66,7 @@ def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> 
     asking = Asking(args, how, context)
 
     def build(aside: Path) -> Mapping[str, Json]:
-        write_json(aside / _FILE, found := asking.measure())
+        write_sealed(aside / _FILE, found := asking.measure())
         return {"queries": found["queries"], "rows": len(found["rows"])}
 
     made_of = asking.fingerprint

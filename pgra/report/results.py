@@ -23,9 +23,10 @@ from pgra.artifacts import (
     digest,
     find_damage,
     package_versions,
+    read_sealed,
     record_files,
-    write_json,
     write_lines,
+    write_sealed,
 )
 from pgra.config import rules
 from pgra.core import UNDECIDED, Example, Json, Prediction
@@ -165,7 +166,7 @@ def write_results(
 def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
     """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
     files = record_files(folder, [name for name in names if (folder / name).is_file()])
-    write_json(folder / METRICS_FILE, {**metrics, "files": files})
+    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
 
 
 @cache
@@ -190,47 +191,30 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield dict(json.loads(text))
 
 
-class _Record(dict[str, Any]):
-    """A record in which a missing field is damage."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self._path = path
-
-    def __missing__(self, name: str) -> Any:
-        raise damaged(self._path, f"no '{name}'")
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read a record.
 
     Raises:
         ArtifactError: If it is missing.
-        DamageError: If it cannot be read; later, if a missing field is asked for.
+        DamageError: If it is not what was written.
     """
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
-    with reading(path, DamageError):
-        return _Record(path, dict(json.loads(path.read_text(encoding="utf-8"))))
+    return read_sealed(path)
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
-    """Read `metrics.json`, and check its checksums of the files beside it (`names`; None: all).
+    """Read `metrics.json`, and compare it and the files beside it (`names`; None: all).
 
     Raises:
         ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
-    with reading(folder / METRICS_FILE, DamageError):
-        known = metrics.get("files") or {}
-        files = {name: known[name] for name in known if names is None or name in names}
-        for name, what in find_damage(folder, files):
-            raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
+    files = metrics["files"].items()
+    compared = {name: record for name, record in files if names is None or name in names}
+    for name, what in find_damage(folder, compared):
+        raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
     return metrics
-
-
-def damaged(path: Path, why: object) -> DamageError:
-    return DamageError(f"{path} is damaged ({why})")
 
 
 @dataclass(frozen=True)
