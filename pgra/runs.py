@@ -76,6 +76,22 @@ from pgra.run_folder import (
 logger = logging.getLogger(__name__)
 
 SEED_FIELD = "{seed}"
+_PATHS = {  # arguments that may name a file or folder
+    "artifacts_dir",
+    "causal_reranker",
+    "corpus",
+    "cross_encoder",
+    "dataset_name",
+    "encoder",
+    "index_dir",
+    "lm",
+    "model_name_or_path",
+    "query_dataset_name",
+    "reader_lm",
+    "test_file",
+    "train_file",
+    "validation_file",
+}
 
 
 @dataclass(frozen=True)
@@ -465,7 +481,8 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
     else:
         if method.context.is_main:
             write_sealed(folder / IDENTITY_FILE, named)
-            write_sealed(folder / ARGUMENTS_FILE, method.args.as_json())
+            place = {"started_in": str(Path.cwd())}
+            write_sealed(folder / ARGUMENTS_FILE, {**method.args.as_json(), "place": place})
             prompt = method.sample_prompt()
             if prompt is not None:
                 write_text(folder / PROMPT_FILE, prompt)
@@ -629,6 +646,8 @@ def _context_of(
 def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
     """Read a run's arguments, with changes by name.
 
+    A relative path is looked for where the run was started, then as it is.
+
     Raises:
         ArtifactError: If there are none, or they are damaged or of another version.
         ConfigError: If they contradict each other.
@@ -639,10 +658,23 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
         raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
     values = read_object(path)
     with reading(path, ArtifactError):
-        args = arguments_from(values.get("arguments", values), changes)
+        sections = values.get("arguments", values)
+        start = Path(sections.get("place", {}).get("started_in", ""))
+        for section in sections.values():
+            for name, value in section.items():
+                if name in _PATHS or str(value).endswith(".yaml"):
+                    section[name] = _from(start, value)
+        args = arguments_from(sections, changes)
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, DECIDING_FILES)
     return args
+
+
+def _from(start: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from(start, item) for item in value]
+    is_there = value is not None and (start / value).exists()
+    return str(start / value) if is_there else value
 
 
 # Several seeds.

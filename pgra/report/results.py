@@ -290,7 +290,7 @@ class Trial:
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by name."""
         depth, reranker = self.values.get("num_evidence"), self.values.get("reranker")
-        unused = {"runtime", "data", "folder"}
+        unused = {"runtime", "data", "folder", "place"}
         unused |= {"corpus", "rerank"} if depth == 0 else set()
         unused |= {"retriever"} if depth == 0 and self.method not in _OF_NEIGHBORS else set()
         unused |= {"rerank"} if reranker == "none" else set()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from small_training import at_batch, run_files, signal_self
 from transformers import T5ForConditionalGeneration
 
 from pgra.core import ALONE
-from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, Stopped
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import open_method
 from pgra.methods.knn import NUMBERS
@@ -21,7 +22,7 @@ from pgra.methods.stages import Stages
 from pgra.report.compare import compare_runs
 from pgra.report.results import Group, load_measures
 from pgra.retrieval.neighbors import open_neighbor_encoder
-from pgra.runs import Run, evaluate_run, run
+from pgra.runs import Run, evaluate_run, run, train
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
 
@@ -198,3 +199,26 @@ def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
         values[number] = again.metrics["value"]
     best = max(values, key=values.get)
     assert (done["num_neighbors"], done["value"]) == (best, values[best])
+
+
+@pytest.mark.slow
+def test_a_run_of_relative_paths_is_used_from_elsewhere_or_where_it_was_moved(
+    review_files, encoder_dir, tmp_path, monkeypatch
+):
+    home = tmp_path / "home"
+    (home / "sst2").mkdir(parents=True)  # a folder of the task's name is no path
+    for split, file in review_files.items():
+        shutil.copy(file, home / f"{split}.jsonl")
+    shutil.copytree(encoder_dir, home / "encoder")
+    monkeypatch.chdir(home)
+    how = {"num_neighbors": 1, "encoder": "encoder", "artifacts_dir": "artifacts"}
+    made = train("sst2", "train.jsonl", test="test.jsonl", method="knn", **how)
+    label = made.predict("A dull town.").label
+    folder = made.folder.absolute()
+    monkeypatch.chdir(tmp_path)
+    assert Run.load(folder).predict("A dull town.").label == label
+    home.rename(tmp_path / "moved")
+    with pytest.raises(PgraError, match="cannot find model 'encoder'|train.jsonl"):
+        Run.load(tmp_path / "moved" / made.folder).predict("A dull town.")
+    monkeypatch.chdir(tmp_path / "moved")
+    assert Run.load(made.folder).predict("A dull town.").label == label
