@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CHECKSUMS_FILE = "checksums.json"
-FORMAT = 3
+FORMAT = 4
 _SEAL = "digest"
 _SEALED = re.compile(rb'"digest": "[0-9a-f]{32}"\n}\n$')
 _RECORDS = (MANIFEST, CHECKSUMS_FILE, "grid.json", "metrics.json", "pgra.json", "run.json")

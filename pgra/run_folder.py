@@ -13,6 +13,7 @@ from typing import Any
 from pgra import __version__
 from pgra.artifacts import (
     TemporaryFolder,
+    canonical_json,
     check_fingerprint,
     digest,
     find_damage,
@@ -23,9 +24,9 @@ from pgra.artifacts import (
 from pgra.config import config_root
 from pgra.core import Json
 from pgra.data.read import push_folder
-from pgra.errors import DamageError
+from pgra.errors import ArtifactError, DamageError
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.report.results import METRICS_FILE, read_metrics, read_object
+from pgra.report.results import FREE, METRICS_FILE, read_metrics, read_object
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
@@ -33,20 +34,45 @@ TRAINING_FILE = "training.json"
 PROMPT_FILE = "prompt.txt"
 CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
+_ELSEWHERE = {"artifacts_dir", "device", "output_dir"}  # which make no other run
 
 
-def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = True) -> None:
+def check_same_run(
+    folder: Path,
+    asked: Mapping[str, Json],
+    arguments: Mapping[str, Mapping[str, Json]],
+    *,
+    is_whole: bool = True,
+) -> None:
     """Raise an ArtifactError if a folder holds another run, or one that lost its record.
 
-    A run without a checkpoint may be replaced. Unless `is_whole`, only known fields are compared.
+    It names the `arguments` that differ, if any do. A run without a checkpoint may be replaced.
+    Unless `is_whole`, only known fields are compared.
     """
     begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
-    if any(item.exists() for item in begun):
-        made = read_object(folder / IDENTITY_FILE)
-        if not is_whole:
-            made = {name: value for name, value in made.items() if name in asked}
-        way_out = "choose another --output_dir"
+    if not any(item.exists() for item in begun):
+        return
+    made = read_object(folder / IDENTITY_FILE)
+    if not is_whole:
+        made = {name: value for name, value in made.items() if name in asked}
+    way_out = "choose another --output_dir"
+    try:
         check_fingerprint(folder, made=made, asked=asked, way_out=way_out)
+    except ArtifactError:
+        before = read_object(folder / ARGUMENTS_FILE)
+        old, new = [], []
+        for section, values in arguments.items():
+            known = before.get(section, {})
+            for name in values.keys() & known.keys() - FREE - _ELSEWHERE:
+                if canonical_json(known[name]) != canonical_json(values[name]):
+                    old.append(f"--{name} {known[name]}")
+                    new.append(f"--{name} {values[name]}")
+        if not new:
+            raise
+        raise ArtifactError(
+            f"{folder} was made with {', '.join(sorted(old))}, this run asks for "
+            f"{', '.join(sorted(new))}: {way_out}"
+        ) from None
 
 
 def check_same_inputs(

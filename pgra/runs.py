@@ -158,7 +158,7 @@ class Run:
             ModelError: If the device is not there.
         """
         context, changes = Context(device=device), {"device": device}
-        home = fetch_folder("reader", folder)
+        home = fetch_folder("run", folder)
         if is_on_hub(folder):
             artifacts_dir = artifacts_dir or user_cache()
             Path(artifacts_dir).mkdir(parents=True, exist_ok=True)
@@ -431,7 +431,7 @@ def run_all(
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        check_same_run(args.folder, identity(method), is_whole=False)
+        check_same_run(args.folder, identity(method), args.as_json(), is_whole=False)
     shared.prepare()
     made: dict[int, Run] = {}
     for seed, args in runs.items():
@@ -446,7 +446,7 @@ def _make(method: Method, *, may_lack_reader: bool) -> Run:
     """Make a run, or return what is there; see `run_all`."""
     args, context, folder = method.args, method.context, method.args.folder
     named = identity(method)
-    check_same_run(folder, named)
+    check_same_run(folder, named, args.as_json())
     is_done = is_finished(folder, trains=args.trains)
     context.barrier()  # all have looked before the main process writes
     has_reader = args.trains

@@ -38,7 +38,7 @@ class ReferenceTable:
     Attributes:
         name: Such as "T2a".
         columns: Tasks, and "average" where it is printed.
-        rows: Values as printed (in hundredths), by row and column; some rows lack some.
+        rows: Values as printed (in percent), by row and column; some rows lack some.
         match: By row the run that it is compared with: values by argument, and "method".
         notes: A "text" each, and the "task" that it concerns where it is one.
         measure: "metric" where the values are the tasks' metrics, else another word.
@@ -170,7 +170,7 @@ class Study:
         results: By row and column; absent where missing.
         baseline: The row to compare with; None if there is none.
         comparisons: By row and column.
-        paper: Values of the paper's table, `reference`, in hundredths, by row and column.
+        paper: Values of the paper's table, `reference`, in percent, by row and column.
     """
 
     group: Group

@@ -298,7 +298,7 @@ class Trial:
             name: value
             for section, values in self.arguments.items()
             for name, value in values.items()
-            if section not in unused and name not in _FREE and (section, name) != _SEED_ARGUMENT
+            if section not in unused and name not in FREE and (section, name) != _SEED_ARGUMENT
         }
         return used if depth is None else {**used, "num_evidence": depth}
 
@@ -425,7 +425,7 @@ def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
     text = requests["gen_args_0"]["arg_0"] if isinstance(requests, Mapping) else requests[0][0]
     said = ", ".join(f"{name} {line[name]}" for name in _measured(line))  # answers are likelihoods
     values = {"text": text, "label": line["target"], "prediction": said}
-    return {"id": str(line["doc_id"]), "evidence": [], **values}
+    return {"id": str(line["doc_id"]), "evidence": [], "is_right": None, **values}
 
 
 @dataclass(frozen=True)
@@ -538,7 +538,7 @@ _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, an
 _OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {"corpus", "encoder", "neighbor_encoder", "lm", "model_name_or_path", "reader_lm"}
-_FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
+FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
 _SEED_ARGUMENT = ("training", "seed")  # of one row's runs
 
 

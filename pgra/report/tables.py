@@ -11,7 +11,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -178,7 +178,7 @@ def _notes(study: Study) -> list[str]:
     named = ", ".join(
         task if " " in task else f"{task} {metric}" for task, metric in metrics.items()
     )
-    notes = [f"In hundredths: {named}; ± is the standard deviation over seeds."]
+    notes = [f"In percent: {named}; ± is the standard deviation over seeds."]
     if len(set(metrics.values())) > 1 and AVERAGE in study.columns:
         notes.append("The average mixes metrics, as the paper's does.")
     if study.baseline is not None:
@@ -191,7 +191,10 @@ def _notes(study: Study) -> list[str]:
     if study.group.missing:
         notes.append(f"Missing: {len(study.group.missing)} run(s) of the grid.")
     if study.reference is not None and study.paper:
-        notes += [f"Paper: {study.reference.title}.", *study.reference.notes_on(study.tasks)]
+        notes += [
+            f"Paper (hollow in the figure): {study.reference.title}.",
+            *study.reference.notes_on(study.tasks),
+        ]
     elif study.reference is not None:
         notes.append(f"The paper's {study.reference.title} has no value for these rows and tasks.")
     said = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
@@ -208,7 +211,7 @@ def detail_table(study: Study) -> Table:
     ]
     title = f"{study.group.title}: every value"
     notes = [
-        "In hundredths. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "
+        "In percent. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "
         "of equal ones, over the test examples by the bootstrap."
     ]
     if study.comparisons:
@@ -242,7 +245,7 @@ _LONG = (
 
 
 def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
-    """Return all numbers of a row and column in hundredths; p-values as they are."""
+    """Return all numbers of a row and column in percent; p-values as they are."""
     result, found = study.results.get((row, column)), study.comparisons.get((row, column))
     numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
     numbers |= {"table": study.group.title, "row": row, "task": column}
@@ -298,14 +301,14 @@ def draw_study(study: Study) -> "Figure":
     """Return the figure: a panel a task, and one for the average."""
     from matplotlib.figure import Figure
 
-    width = min(len(study.columns), 3)
-    height = -(-len(study.columns) // width)
-    tall = 2.8 if number_axis(study) else 1.0 + 0.35 * len(study.rows)
+    columns = drawn_columns(study)
+    width = min(len(columns), 3)
+    height = -(-len(columns) // width)
+    most = max((len(_drawn_rows(study, column)) for column in columns), default=0)
+    tall = 2.8 if number_axis(study) else 0.6 + 0.35 * most
     figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
-    for number, column in enumerate(study.columns, 1):
-        axes = figure.add_subplot(height, width, number)
-        _draw_panel(axes, study, column)
-        axes.set_title(f"{column}, in hundredths", fontsize="medium")
+    for number, column in enumerate(columns, 1):
+        _draw_panel(figure.add_subplot(height, width, number), study, column)
     lines = [study.group.title]
     if study.paper and study.reference is not None:
         lines.append(f"hollow: the paper's values ({study.reference.title})")
@@ -313,10 +316,20 @@ def draw_study(study: Study) -> "Figure":
     return figure
 
 
+def drawn_columns(study: Study) -> list[str]:
+    """Return the columns in which a row has a value."""
+    return [name for name in study.columns if _drawn_rows(study, name)]
+
+
+def _drawn_rows(study: Study, column: str) -> list[str]:
+    return [row for row in study.rows if (row, column) in {**study.results, **study.paper}]
+
+
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
     along, points = number_axis(study), study.group.points
-    rows = list(reversed(study.rows))
+    axes.set_title(f"{column}, %", fontsize="medium")
+    rows = list(reversed(_drawn_rows(study, column)))
     if along is not None:
         rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
 
@@ -348,14 +361,42 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a run said of a query, and what it read before it; `is_right` None: not known."""
+
+    run: str
+    prediction: str
+    is_right: bool | None
+    read: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A query, and what each run said of it."""
+
+    task: str
+    query: str
+    right: str
+    answers: Sequence[Said]
+
+    def __str__(self) -> str:
+        """Show it in a terminal."""
+        lines = [f"{self.task}, {self.query}", f"  right: {self.right}"]
+        for said in self.answers:
+            lines.append(f"  {said.run}: {said.prediction}")
+            lines += [f"    {text}" for text in said.read]
+        return "\n".join(lines)
+
+
 def render_page(
-    title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
+    title: str, studies: Sequence[Study], samples: Sequence[Sample] = (), *, lead: str = ""
 ) -> str:
-    """Return the page: title, `lead` with its line breaks, studies, then the texts of `samples`."""
+    """Return the page: title, `lead` with its line breaks, studies, then the samples by task."""
     from jinja2 import Environment, FileSystemLoader
 
     parts = [
-        {"results": results_table(study), "detail": detail_table(study), "figure": _figure(study)}
+        {"results": results_table(study), "detail": detail_table(study), "figures": _panels(study)}
         for study in studies
     ]
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True)
@@ -363,7 +404,13 @@ def render_page(
     return template.render(title=title, lead=lead, parts=parts, samples=samples)
 
 
-def _figure(study: Study) -> str:
-    file = io.BytesIO()
-    draw_study(study).savefig(file, format="svg")
-    return base64.b64encode(file.getvalue()).decode()
+def _panels(study: Study) -> list[str]:
+    """Return each panel of the figure as an SVG, which a narrow screen shows below the others."""
+    panels = []
+    for column in drawn_columns(study):
+        file = io.BytesIO()
+        figure = draw_study(replace(study, columns=[column]))
+        figure.suptitle("")  # which the page has
+        figure.savefig(file, format="svg")
+        panels.append(base64.b64encode(file.getvalue()).decode())
+    return panels
