@@ -41,8 +41,8 @@ MANIFEST = "manifest.json"
 CHECKSUMS_FILE = "checksums.json"
 FORMAT = 4
 _SEAL = "digest"
-_SEALED = re.compile(rb'"digest": "[0-9a-f]{32}"\n}\n$')
-_RECORDS = (MANIFEST, CHECKSUMS_FILE, "grid.json", "metrics.json", "pgra.json", "run.json")
+# The names of records, of shards too, that no other record has a checksum of.
+RECORDS = re.compile(r"(checksums|grid|manifest|metrics|pgra|run|vectors-\d+|[0-9a-f]{16})\.json")
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")
@@ -220,13 +220,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if values.pop(_SEAL, None) != _seal(values):
         raise DamageError(f"{path} is damaged (other content than was written)")
     return values
-
-
-def is_sealed(path: Path) -> bool:
-    """Whether a JSON file is a record of ours, by its name where its content is spoilt."""
-    beside = (path.with_suffix(suffix) for suffix in (".npy", ".safetensors"))  # of a shard
-    is_ours = path.name in _RECORDS or any(file.is_file() for file in beside)
-    return is_ours or _SEALED.search(path.read_bytes()) is not None
 
 
 def _seal(values: Mapping[str, Any]) -> str:

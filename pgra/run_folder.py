@@ -34,7 +34,6 @@ TRAINING_FILE = "training.json"
 PROMPT_FILE = "prompt.txt"
 CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
-_ELSEWHERE = {"artifacts_dir", "device", "output_dir"}  # which make no other run
 
 
 def check_same_run(
@@ -60,19 +59,17 @@ def check_same_run(
         check_fingerprint(folder, made=made, asked=asked, way_out=way_out)
     except ArtifactError:
         before = read_object(folder / ARGUMENTS_FILE)
-        old, new = [], []
-        for section, values in arguments.items():
-            known = before.get(section, {})
-            for name in values.keys() & known.keys() - FREE - _ELSEWHERE:
-                if canonical_json(known[name]) != canonical_json(values[name]):
-                    old.append(f"--{name} {known[name]}")
-                    new.append(f"--{name} {values[name]}")
-        if not new:
+        changes = []
+        for section in arguments.keys() & before.keys():
+            old = before[section]
+            new = arguments[section]
+            for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
+                if canonical_json(old[name]) != canonical_json(new[name]):
+                    changes.append(f"--{name} {old[name]} (now {new[name]})")
+        if not changes:
             raise
-        raise ArtifactError(
-            f"{folder} was made with {', '.join(sorted(old))}, this run asks for "
-            f"{', '.join(sorted(new))}: {way_out}"
-        ) from None
+        made_with = ", ".join(sorted(changes))
+        raise ArtifactError(f"{folder} was made with {made_with}: {way_out}") from None
 
 
 def check_same_inputs(
@@ -112,12 +109,10 @@ def read_training(folder: Path) -> dict[str, Any] | None:
 
 
 def check_reader(folder: Path) -> None:
-    """Compare a run's reader with its records; a DamageError names a file that differs."""
+    """Compare a run's reader with its record; a DamageError names a file that differs."""
     home = folder / READER_FOLDER
     for name, what in find_damage(home, read_object(home / RECORD_FILE)["files"]):
         raise DamageError(f"{home / name} {what}", "train again in another folder")
-    if (folder / METRICS_FILE).is_file():
-        read_metrics(folder, [f"{READER_FOLDER}/{RECORD_FILE}"])
 
 
 # For others: the model card and the hub.

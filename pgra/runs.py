@@ -673,8 +673,7 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
 def _from(start: Path, value: Any) -> Any:
     if isinstance(value, list):
         return [_from(start, item) for item in value]
-    is_there = value is not None and (start / value).exists()
-    return str(start / value) if is_there else value
+    return str(start / value) if value and (start / value).exists() else value
 
 
 # Several seeds.

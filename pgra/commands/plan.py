@@ -133,12 +133,11 @@ def worth(argv: Sequence[str] | None = None) -> int:
     words = name_leading("--runs", argv)
     if words[:1] == ["--runs"]:
         return consistency(words)
-    chosen = Defaults("pgra worth", {"evidence": "auto"})
     args, (how,) = parse_run(
         words,
         [WorthArguments],
         prog="pgra worth",
-        over=[chosen],
+        over=[Defaults("pgra worth", {"evidence": "auto"})],
         **about(worth),
     )
     quiet_libraries()

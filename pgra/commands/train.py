@@ -345,12 +345,12 @@ def verify(argv: Sequence[str] | None = None) -> int:
     """
     words = common.name_leading("--folders", argv)
     (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **common.about(verify))
-    from pgra.artifacts import find_damage, is_sealed, read_sealed
+    from pgra.artifacts import RECORDS, find_damage, read_sealed
 
     num_records = 0
     damage = []
     for path in sorted(path for folder in args.folders for path in Path(folder).rglob("*.json")):
-        if not is_sealed(path):  # such as the JSON of a model
+        if not RECORDS.fullmatch(path.name):  # such as the JSON of a model
             continue
         num_records += 1
         try:

@@ -156,19 +156,15 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     return grid
 
 
-def _read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read_layers(path: Path) -> dict[str, Any]:
     """Read a YAML merged into the one it extends: a path from its folder, or one of ours."""
     values = config.read_yaml(path)
     below = values.get("extends")
     if below is None:
         return values
-    above = (*above, path.resolve())
     beside = path.parent / f"{below}.yaml"
     ours = config.config_root() / "ablations" / beside.name
-    lower = beside if beside.is_file() else ours
-    if lower.resolve() in above:
-        raise ConfigError(f"{path}: extends '{below}', which extends it: name another")
-    return _merge(_read_layers(lower, above), values)
+    return _merge(_read_layers(beside if beside.is_file() else ours), values)
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

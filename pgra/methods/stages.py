@@ -57,7 +57,10 @@ class Stages(Timed):
         exemplars: Chooses each query's own; None where one prompt serves all.
         candidates: The first stage's by split.
         evidence: The second stage's by split: all candidates in the new order.
+        finds_itself: Whether a passage that is a query's text, but for spaces, is its candidate.
     """
+
+    finds_itself = False
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class Stages(Timed):
         if not queries:
             return asked, self.find_candidates()
         self.retriever.prepare(queries)
-        return asked, self._retrieve(queries, finds_itself=True).rows
+        return asked, self._retrieve(queries).rows
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
         """Return all queries' candidates, (B, K), stored by split."""
@@ -234,36 +237,28 @@ class Stages(Timed):
         del retriever, self.retriever  # the LM may need the memory of index and encoder
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
-    def search(self, queries: Sequence[Example], *, finds_itself: bool = True) -> Found:
+    def search(self, queries: Sequence[Example]) -> Found:
         """Return new queries' candidates, (B, K), and the second stage's order of them.
 
-        The LM's states are kept in its banks. With `finds_itself` a query that stands in the corpus
-        is a candidate too.
+        The LM's states are kept in its banks.
         """
         self.retriever.prepare(queries)
-        first = self._retrieve(queries, finds_itself=finds_itself)
+        first = self._retrieve(queries)
         self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
 
-    def _retrieve(self, examples: Sequence[Example], *, finds_itself: bool = False) -> Candidates:
-        """Return the first stage's candidates, (B, K), but for those that are their query's text.
-
-        Spaces make no other text. With `finds_itself` these stay.
-        """
+    def _retrieve(self, examples: Sequence[Example]) -> Candidates:
+        """Return the first stage's candidates, (B, K); see `finds_itself`."""
         k = self.args.retriever.num_candidates
         first = self.retriever.retrieve_examples(examples, k)
-        if finds_itself:
+        if self.finds_itself:
             return first
-        numbers: dict[str, int] = {}
-        queries = np.empty((len(examples), 1), np.int64)
-        for place, example in enumerate(examples):
-            queries[place] = numbers.setdefault(_one_line(example.text), len(numbers))
-        rows = np.unique(first.rows[first.rows != MISSING_ROW])
-        passages = [numbers.get(_one_line(text), -1) for text in self.corpus.texts(rows)]
-        numbered = np.array([*passages, -1])  # of no row at all
-        is_query = numbered[np.searchsorted(rows, first.rows)] == queries
-        others = np.where(is_query, MISSING_ROW, first.rows)
-        return Candidates.best(others, first.scores, k)
+        texts = {row: " ".join(text.split()) for row, text in self._texts(first.rows).items()}
+        rows = first.rows.copy()
+        for line, example in zip(rows, examples, strict=True):
+            query = " ".join(example.text.split())
+            line[[texts.get(row) == query for row in line.tolist()]] = MISSING_ROW
+        return Candidates.best(rows, first.scores, k)
 
     def lines(self, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
         """Return each query's top d of `best` with its text, and its rank and score in both stages.
@@ -322,7 +317,7 @@ class Stages(Timed):
         """Find the evidence of new examples; empty lists where d is 0."""
         if not self.depth or not examples:
             return [[] for _ in examples]
-        return self.lines(*self.search(examples, finds_itself=False))
+        return self.lines(*self.search(examples))
 
     def _store(
         self,
@@ -346,10 +341,6 @@ class Stages(Timed):
         built = build_once(folder, stage=stage, build=build, context=self.context, **made_of)
         rows, scores = (np.asarray(read_array(folder / f"{n}.npy")) for n in ("rows", "scores"))
         return Stored(Candidates(rows, scores), folder, built.reused)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def reads_prompt(args: RunArguments) -> bool:

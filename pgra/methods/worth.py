@@ -27,7 +27,7 @@ from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArgument
 from pgra.methods.base import open_method
 from pgra.methods.stages import Stages
 from pgra.report.compare import LEVEL
-from pgra.report.metrics import DRAWS, Values, compare_means, holm
+from pgra.report.metrics import Values, compare_means, holm
 from pgra.report.results import EvidenceLine, read_object
 from pgra.report.tables import Table
 from pgra.rerank import Reference
@@ -39,7 +39,6 @@ CONTROL = "random"
 _FILE = "worth.json"
 _LEAST = 64  # queries: with fewer an interval is wider than most gains
 _FOLDS, _SEED = 5, 0
-_MOST_ROWS = int(LEVEL * (DRAWS + 1) / 2)  # with more the smallest p is above LEVEL by Holm
 _FELT = 0.1  # bits from which a query counts as helped or hurt
 _LEARN_NO_LABELS = ("calibrated", "cosine", "dot", "whitened", "whitened_cosine")
 Places = npt.NDArray[np.intp]
@@ -104,11 +103,6 @@ class Asking:
         is_known = given["reranker"] in ("likelihood", "none", "prompted")
         names = how.sources or [*SOURCES, *(() if is_known else ("given",))]
         self.sources = {name: {"topic_weight": 0.0, **SOURCES.get(name, given)} for name in names}
-        if len(names) * len(self.depths) > _MOST_ROWS:
-            raise ConfigError(
-                f"{len(names)} sources at {len(self.depths)} depths are more than {_MOST_ROWS} "
-                "rows, among which no gain is sure: name fewer --sources or --depths"
-            )
         # Opening a method fills in what is not given.
         args = RunArguments(copy.deepcopy(args.sections))
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
@@ -231,19 +225,17 @@ def choose(rows: Sequence[dict[str, Any]], sources: Mapping[str, Mapping[str, An
         return row["source"] != CONTROL, is_sure, row["low"]
 
     best = max(rows, key=rank)
-    is_worth = rank(best)[:2] == (True, True)
-    taken = {**sources[best["source"]], "num_evidence": best["d"]}
-    changes = taken if is_worth else {"num_evidence": 0}
+    is_worth = all(rank(best)[:2])
+    changes = {**sources[best["source"]], "num_evidence": best["d"]}
     flags = " ".join(f"--{name} {value}" for name, value in changes.items() if value != 0.0)
     why = (
         f"best is {best['source']} with d = {best['d']}, {best['bits']:+.3f} bits a query "
         f"({best['low']:+.3f} to {best['high']:+.3f}, p {best['p']:.2g}): train with "
-        f"{flags or '--num_evidence 0'}"
     )
     if is_worth:
-        return {"best": best, "changes": changes, "why": why}
-    why = f"no evidence is surely worth anything to this reader: {why}"
-    return {"best": None, "changes": changes, "why": why}
+        return {"best": best, "changes": changes, "why": why + flags}
+    why = f"no evidence is surely worth anything to this reader: {why}--num_evidence 0"
+    return {"best": None, "changes": {"num_evidence": 0}, "why": why}
 
 
 def compare(chances: Values, bare: Values) -> dict[str, float]:
@@ -251,7 +243,8 @@ def compare(chances: Values, bare: Values) -> dict[str, float]:
     gap, gains = compare_means(chances, bare, seed=_SEED), chances - bare
     low, high = gap.interval
     shares = {"helped": float((gains > _FELT).mean()), "hurt": float((gains < -_FELT).mean())}
-    return {"bits": gap.difference, "low": low, "high": high, "p": gap.p, **shares}
+    # By signs alone: the bootstrap's p is never so small that Holm over 51 rows leaves it sure.
+    return {"bits": gap.difference, "low": low, "high": high, "p": gap.exact_p, **shares}
 
 
 def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
@@ -294,7 +287,7 @@ def worth_table(worth: Mapping[str, Any]) -> Table:
 
 _MEANING = (
     "low to high: 95 % interval over resamples of queries, of this row alone; p of no gain, by "
-    f"Holm over all rows, which decides (at most {LEVEL}); helped, hurt: queries that gain or lose "
-    f"more than {_FELT} bits; accuracy after calibration; forwards: texts or pairs that the LM "
-    "reads for a source, which others may share; random is the control, and never chosen."
+    f"signs and Holm over all rows, decides (at most {LEVEL}); helped, hurt: queries that gain or "
+    f"lose more than {_FELT} bits; accuracy after calibration; forwards: texts or pairs that the "
+    "LM reads for a source, which others may share; random is the control, and never chosen."
 )

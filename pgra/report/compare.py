@@ -207,7 +207,6 @@ def compare_runs(
     by_measure: dict[str, list[str]] = {}
     for task in tasks:
         by_measure.setdefault(task.partition(" ")[2], []).append(task)
-    averages = _name_averages(by_measure, group.runs)
     rows = list(group.points)
     if not rows:
         order = in_order([run.method for run in group.runs], METHOD_ORDER)
@@ -222,14 +221,13 @@ def compare_runs(
     comparisons: dict[Column, Comparison] = {}
     for row in rows:
         for measure, family in by_measure.items():
-            average = averages.get(measure)
+            average = _average_column(measure, family, group.runs)
             if base not in (None, row):
                 comparisons |= _compare_row(results, family, row, str(base), average=average)
             whole = [results[row, task] for task in family if (row, task) in results]
             if average is not None and len(whole) == len(family):
                 results[row, average] = _average(whole)
-    columns = list(tasks)
-    columns += [name for name in averages.values() if any((row, name) in results for row in rows)]
+    columns = list(dict.fromkeys([*tasks, *(column for _, column in results)]))
     paper: dict[Column, float] = {}
     for (row, _), runs in reversed(runs_of.items()):
         if reference is not None and reference.measure == METRIC:
@@ -238,15 +236,10 @@ def compare_runs(
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
 
 
-def _name_averages(
-    by_measure: Mapping[str, Sequence[str]], runs: Sequence[Trial]
-) -> dict[str, str]:
-    """Return the column of the mean over each measure's tasks, if it has one."""
-    names = {}
-    for measure, tasks in by_measure.items():
-        if len(tasks) > 1 and all(run.labels for run in runs if run.task in tasks):
-            names[measure] = f"{AVERAGE} {measure}".rstrip()
-    return names
+def _average_column(measure: str, tasks: Sequence[str], runs: Sequence[Trial]) -> str | None:
+    """Return the column of a mean over tasks; None where it makes no sense."""
+    has_labels = all(run.labels for run in runs if run.task in tasks)
+    return f"{AVERAGE} {measure}".rstrip() if has_labels and len(tasks) > 1 else None
 
 
 def _result(

@@ -359,19 +359,6 @@ def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[T
 # Samples of lm-evaluation-harness (`--log_samples`), in a folder that is named after the model.
 
 _SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
-_SAMPLE_FIELDS = {  # all others are measures; a harness of before November 2024 does not list them
-    "arguments",
-    "doc",
-    "doc_hash",
-    "doc_id",
-    "filter",
-    "filtered_resps",
-    "metrics",
-    "prompt_hash",
-    "resps",
-    "target",
-    "target_hash",
-}
 
 
 def load_samples(path: Path) -> list[Trial]:
@@ -387,11 +374,15 @@ def load_samples(path: Path) -> list[Trial]:
     samples: dict[str, list[tuple[list[Any], Any]]] = {}
     with reading(path, DamageError):
         for line in read_lines(path):
+            if "metrics" not in line:
+                raise ArtifactError(
+                    f"{path} was written by an older lm-evaluation-harness (before November 2024), "
+                    "which does not say what its measures are: make it with a newer one"
+                )
             suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
-            test = [line.get("doc_hash") or line["doc"], line.get("target_hash") or line["target"]]
-            for name in _measured(line):
-                lines = samples.setdefault(name + suffix, [])
-                lines.append(([line["doc_id"], *test], line[name]))
+            mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
+            for name in line["metrics"]:
+                samples.setdefault(name + suffix, []).append((mark, line[name]))
     outcomes: dict[str, tuple[Outcomes, str]] = {}
     for name, lines in samples.items():
         lines.sort(key=lambda pair: pair[0][0])
@@ -416,14 +407,9 @@ def load_samples(path: Path) -> list[Trial]:
     ]
 
 
-def _measured(line: Mapping[str, Any]) -> list[str]:
-    return line.get("metrics") or sorted(line.keys() - _SAMPLE_FIELDS)
-
-
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
-    requests = line["arguments"]
-    text = requests["gen_args_0"]["arg_0"] if isinstance(requests, Mapping) else requests[0][0]
-    said = ", ".join(f"{name} {line[name]}" for name in _measured(line))  # answers are likelihoods
+    text = line["arguments"]["gen_args_0"]["arg_0"]
+    said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
     values = {"text": text, "label": line["target"], "prediction": said}
     return {"id": str(line["doc_id"]), "evidence": [], "is_right": None, **values}
 
@@ -510,16 +496,15 @@ def load_grid(folder: Path) -> Group:
     grid = read_object(folder / GRID_FILE)
     runs: list[Trial] = []
     missing: list[Missing] = []
-    with reading(folder / GRID_FILE, DamageError):
-        for point in grid["points"]:
-            for seed, inner in point["seeds"].items():
-                if (folder / inner / METRICS_FILE).is_file():
-                    runs += load_measures(folder / inner, name=point["name"])
-                else:
-                    missing.append(Missing(point["name"], point["task"], int(seed)))
-        points = {point["name"]: point["values"] for point in grid["points"]}
-        kept = {name: grid[name] for name in ("axes", "reference", "baseline")}
-        return Group(grid["title"], runs, missing, points=points, **kept)
+    for point in grid["points"]:
+        for seed, inner in point["seeds"].items():
+            if (folder / inner / METRICS_FILE).is_file():
+                runs += load_measures(folder / inner, name=point["name"])
+            else:
+                missing.append(Missing(point["name"], point["task"], int(seed)))
+    points = {point["name"]: point["values"] for point in grid["points"]}
+    named = {name: grid[name] for name in ("axes", "reference", "baseline")}
+    return Group(grid["title"], runs, missing, points=points, **named)
 
 
 # Which runs may stand in one table, and in which row.

@@ -168,9 +168,8 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
 
 def _absent(study: Study, row: str, column: str) -> str:
     """Return what stands for a result: nothing where the row's run of the task has no such one."""
-    task = column.partition(" ")[0]
-    has_run = any(name == row and of.partition(" ")[0] == task for name, of in study.results)
-    return "" if has_run else _MISSING
+    runs = {(name, task.partition(" ")[0]) for name, task in study.results}
+    return "" if (row, column.partition(" ")[0]) in runs else _MISSING
 
 
 def _notes(study: Study) -> list[str]:
@@ -301,13 +300,11 @@ def draw_study(study: Study) -> "Figure":
     """Return the figure: a panel a task, and one for the average."""
     from matplotlib.figure import Figure
 
-    columns = drawn_columns(study)
-    width = min(len(columns), 3)
-    height = -(-len(columns) // width)
-    most = max((len(_drawn_rows(study, column)) for column in columns), default=0)
-    tall = 2.8 if number_axis(study) else 0.6 + 0.35 * most
+    width = min(len(study.columns), 3)
+    height = -(-len(study.columns) // width)
+    tall = 2.8 if number_axis(study) else 0.6 + 0.35 * len(study.rows)
     figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
-    for number, column in enumerate(columns, 1):
+    for number, column in enumerate(study.columns, 1):
         _draw_panel(figure.add_subplot(height, width, number), study, column)
     lines = [study.group.title]
     if study.paper and study.reference is not None:
@@ -316,20 +313,11 @@ def draw_study(study: Study) -> "Figure":
     return figure
 
 
-def drawn_columns(study: Study) -> list[str]:
-    """Return the columns in which a row has a value."""
-    return [name for name in study.columns if _drawn_rows(study, name)]
-
-
-def _drawn_rows(study: Study, column: str) -> list[str]:
-    return [row for row in study.rows if (row, column) in {**study.results, **study.paper}]
-
-
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
     along, points = number_axis(study), study.group.points
     axes.set_title(f"{column}, %", fontsize="medium")
-    rows = list(reversed(_drawn_rows(study, column)))
+    rows = list(reversed(study.rows))
     if along is not None:
         rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
 
@@ -405,12 +393,14 @@ def render_page(
 
 
 def _panels(study: Study) -> list[str]:
-    """Return each panel of the figure as an SVG, which a narrow screen shows below the others."""
+    """Return an SVG of each column, which a narrow screen shows below the others."""
     panels = []
-    for column in drawn_columns(study):
-        file = io.BytesIO()
-        figure = draw_study(replace(study, columns=[column]))
-        figure.suptitle("")  # which the page has
-        figure.savefig(file, format="svg")
-        panels.append(base64.b64encode(file.getvalue()).decode())
+    for column in study.columns:
+        rows = [row for row in study.rows if (row, column) in {**study.results, **study.paper}]
+        if rows:
+            figure = draw_study(replace(study, columns=[column], rows=rows))
+            figure.suptitle("")  # which the page has
+            file = io.BytesIO()
+            figure.savefig(file, format="svg")
+            panels.append(base64.b64encode(file.getvalue()).decode())
     return panels

@@ -71,10 +71,9 @@ class BankShard:
         """Compare the file with its checksum, once a process; damage is a DamageError."""
         if self._is_compared:
             return
-        with reading(self.record, DamageError):
-            for name, what in find_damage(self.record.parent, self._files):
-                way_out = "give the same command again, which computes these states again"
-                raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
+        for name, what in find_damage(self.record.parent, self._files):
+            way_out = "give the same command again, which computes these states again"
+            raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
         self._is_compared = True
 
     def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:

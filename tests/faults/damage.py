@@ -48,7 +48,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "artifacts/indexes/*": ("search", "verify", "train anew"),
     "artifacts/answers/*": (),  # asked again, last digits differ: tests/unit/test_cache.py
     "artifacts/neighbors/*": ("icl anew",),
-    "artifacts/banks/*": ("train otherwise", "predict"),
+    "artifacts/banks/*": ("train otherwise", "predict", "verify"),
     "artifacts/*": ("train anew", "predict"),
     "runs/pgra/reader/*": ("predict", "evaluate", "train again"),
     "runs/pgra/*": ("evaluate", "report", "train again"),

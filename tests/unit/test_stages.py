@@ -56,19 +56,6 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert line.text == "A zebra."
 
 
-def test_a_query_in_the_corpus_is_no_evidence_of_itself_but_is_found_where_it_is_searched(
-    args, corpus_file
-):
-    stages = found_for(args)
-    query = stages.data.test[0]
-    corpus_file.write_text("\n".join([*SENTENCES, f"  {query.text} "]) + "\n")
-    stages = found_for(args)
-    lines = [stages.evidence_lines("test")[0], *stages.new_lines([query])]
-    assert {line.row for line in lines[0]} == {line.row for line in lines[1]}
-    assert len(SENTENCES) not in {line.row for line in lines[0]}
-    assert stages.search([query])[0].rows[0, 0] == len(SENTENCES)
-
-
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     args = with_retriever(args, num_candidates=len(SENTENCES))
     for similarity in SIMILARITIES:
