@@ -123,8 +123,8 @@ def test_a_head_is_fitted_to_none_of_its_queries_and_no_query_finds_itself(
         fitted.clear()
         lines, forwards = asking.find_evidence(name)
         assert len(fitted) == count
-        assert forwards > len(asking.queries)
-        assert asking.find_evidence(name)[1] == forwards  # though nothing is read again
+        again = asking.find_evidence(name)[1]  # though nothing is read again
+        assert again == forwards > 88
         assert all(
             line.text != q.text for q, o in zip(asking.queries, lines, strict=True) for line in o
         )
