@@ -27,7 +27,7 @@ from pgra.artifacts import (
     digest,
     lock_folder,
     user_cache,
-    write_json,
+    write_sealed,
     write_text,
 )
 from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Query, is_query, read_queries
@@ -75,6 +75,22 @@ from pgra.run_folder import (
 logger = logging.getLogger(__name__)
 
 SEED_FIELD = "{seed}"
+_PATHS = {  # arguments that may name a file or folder
+    "artifacts_dir",
+    "causal_reranker",
+    "corpus",
+    "cross_encoder",
+    "dataset_name",
+    "encoder",
+    "index_dir",
+    "lm",
+    "model_name_or_path",
+    "query_dataset_name",
+    "reader_lm",
+    "test_file",
+    "train_file",
+    "validation_file",
+}
 
 
 @dataclass(frozen=True)
@@ -141,7 +157,7 @@ class Run:
             ModelError: If the device is not there.
         """
         context, changes = Context(device=device), {"device": device}
-        home = fetch_folder("reader", folder)
+        home = fetch_folder("run", folder)
         if is_on_hub(folder):
             artifacts_dir = artifacts_dir or user_cache()
             Path(artifacts_dir).mkdir(parents=True, exist_ok=True)
@@ -407,7 +423,7 @@ def run_all(
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        check_same_run(args.folder, identity(method), is_whole=False)
+        check_same_run(args.folder, identity(method), args.as_json(), is_whole=False)
     shared.prepare()
     made: dict[int, Run] = {}
     for seed, args in runs.items():
@@ -422,7 +438,7 @@ def _make(method: Method, *, may_lack_reader: bool) -> Run:
     """Make a run, or return what is there; see `run_all`."""
     args, context, folder = method.args, method.context, method.args.folder
     named = identity(method)
-    check_same_run(folder, named)
+    check_same_run(folder, named, args.as_json())
     is_done = is_finished(folder, trains=args.trains)
     context.barrier()  # all have looked before the main process writes
     has_reader = args.trains
@@ -456,8 +472,9 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
         method.load(folder)
     else:
         if method.context.is_main:
-            write_json(folder / IDENTITY_FILE, named)
-            write_json(folder / ARGUMENTS_FILE, method.args.as_json())
+            write_sealed(folder / IDENTITY_FILE, named)
+            place = {"started_in": str(Path.cwd())}
+            write_sealed(folder / ARGUMENTS_FILE, {**method.args.as_json(), "place": place})
             prompt = method.sample_prompt()
             if prompt is not None:
                 write_text(folder / PROMPT_FILE, prompt)
@@ -466,7 +483,7 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
         if fitted is not None:
             record = dict(fitted)
             if method.context.is_main:
-                write_json(folder / TRAINING_FILE, record)
+                write_sealed(folder / TRAINING_FILE, record)
         method.context.barrier()
     if record is not None and "seconds" in record:
         method.seconds["training"] = float(str(record["seconds"]))
@@ -621,6 +638,8 @@ def _context_of(
 def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
     """Read a run's arguments, with changes by name.
 
+    A relative path is looked for where the run was started, then as it is.
+
     Raises:
         ArtifactError: If there are none, or they are damaged or of another version.
         ConfigError: If they contradict each other.
@@ -631,10 +650,22 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
         raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
     values = read_object(path)
     with reading(path, ArtifactError):
-        args = arguments_from(values.get("arguments", values), changes)
+        sections = values.get("arguments", values)
+        start = Path(sections.get("place", {}).get("started_in", ""))
+        for section in sections.values():
+            for name, value in section.items():
+                if name in _PATHS or str(value).endswith(".yaml"):
+                    section[name] = _from(start, value)
+        args = arguments_from(sections, changes)
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, DECIDING_FILES)
     return args
+
+
+def _from(start: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from(start, item) for item in value]
+    return str(start / value) if value and (start / value).exists() else value
 
 
 # Several seeds.

@@ -114,6 +114,7 @@ def _open(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
     from pgra.methods.stages import Stages
 
     search = Stages.read(args, context)
+    search.finds_itself = True
     fields = search.prompt.template.passage_fields
     return search, [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
 

@@ -255,7 +255,8 @@ def fetch_folder(kind: str, name: str | Path, *, token: str | None = None) -> Pa
         return Path(snapshot_download(repo, revision=revision or None, token=token))
     except hub_errors() as error:
         raise ArtifactError(
-            f"{kind} '{name}' is no folder here, and the hub says: {hub_reason(error)}"
+            f"there is no {kind} '{name}': no such folder here, and none on the hub, where names "
+            f"are OWNER/NAME ({cut(hub_reason(error))})"
         ) from None
 
 

@@ -3,7 +3,6 @@
 The record is written last, beside the plain T5 files: a folder that has one is whole.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,13 @@ from typing import Any, Self
 
 import msgspec
 
-from pgra.artifacts import find_damage, package_versions, record_files, write_json
+from pgra.artifacts import (
+    find_damage,
+    package_versions,
+    read_sealed,
+    record_files,
+    write_sealed,
+)
 from pgra.core import Context, Json, Prediction, Query, as_list, as_texts, read_queries
 from pgra.data.read import fetch_folder
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
@@ -66,7 +71,7 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     """
     (folder / RECORD_FILE).unlink(missing_ok=True)
     values = {"format": FORMAT, **asdict(record), "files": record_files(folder)}
-    write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
+    write_sealed(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
 
 
 def find_reader(folder: Path) -> Path:
@@ -89,7 +94,7 @@ def read_record(folder: Path) -> ReaderRecord:
     home = find_reader(folder)
     path = home / RECORD_FILE
     with reading(path, DamageError):
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_sealed(path)
         if values["format"] != FORMAT:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}

@@ -430,6 +430,11 @@ class Reranker(ScoringReranker):
         queries = _keys([*examples, *self.fitting.queries()])
         return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
 
+    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the distinct queries and passages that the LM reads."""
+        queries = _keys([*examples, *self.fitting.queries()])
+        return len(np.unique(queries)) + len(self._wanted(rows))
+
     def _fill(
         self,
         bank: Bank,

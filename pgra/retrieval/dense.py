@@ -9,7 +9,6 @@ manifest last. What `Index.build` writes has the layout of all artifacts:
     ROOT/encoder         the encoder, where it was a loaded model
 """
 
-import json
 import logging
 import os
 import shutil
@@ -37,13 +36,14 @@ from pgra.artifacts import (
     lock_folder,
     read_array,
     read_manifest,
+    read_sealed,
     record_files,
     set_aside,
     without_folders,
     write_array,
     write_aside,
-    write_json,
     write_manifest,
+    write_sealed,
 )
 from pgra.core import (
     MISSING_ROW,
@@ -241,7 +241,7 @@ class Index(Retriever):
         manifest = asdict(load_manifest(self.folder))
         manifest["counts"]["recipe"] = without_folders(manifest["counts"]["recipe"])
         (copy.path / _PLACE / MANIFEST).unlink()
-        write_json(copy.path / _PLACE / MANIFEST, manifest)
+        write_sealed(copy.path / _PLACE / MANIFEST, manifest)
         message = f"{len(self):,} passages"
         return push_folder(self.folder, copy.path, repo_id, message, private=private)
 
@@ -460,10 +460,9 @@ class Shard:
     def read_record(self) -> dict[str, Any]:
         """Return the record; empty if it is missing or unreadable."""
         try:
-            record = json.loads(self.record_path.read_text("utf-8"))
-        except (OSError, ValueError):
+            return read_sealed(self.record_path)
+        except (OSError, DamageError):
             return {}
-        return record if isinstance(record, dict) else {}
 
     def is_done(self, made_of: str, *, compare: bool = True) -> bool:
         """Return whether the vectors are there, those of this digest and, if compared, whole."""
@@ -537,7 +536,7 @@ def encode_shards(
             "cut": num_cut[shard.number],
             "files": record_files(shard.folder, [shard.path.name]),
         }
-        write_json(shard.record_path, record)
+        write_sealed(shard.record_path, record)
         shard.taken_path.unlink(missing_ok=True)
 
     total, is_quiet = sum(map(len, shards)), not (context.shows_progress and shards)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from small_training import at_batch, run_files, signal_self
 from transformers import T5ForConditionalGeneration
 
 from pgra.core import ALONE
-from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, Stopped
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import open_method
 from pgra.methods.knn import NUMBERS
@@ -21,7 +22,7 @@ from pgra.methods.stages import Stages
 from pgra.report.compare import compare_runs
 from pgra.report.results import Group, load_measures
 from pgra.retrieval.neighbors import open_neighbor_encoder
-from pgra.runs import Run, evaluate_run, run
+from pgra.runs import Run, evaluate_run, run, train
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
 
@@ -198,3 +199,23 @@ def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
         values[number] = again.metrics["value"]
     best = max(values, key=values.get)
     assert (done["num_neighbors"], done["value"]) == (best, values[best])
+
+
+@pytest.mark.slow
+def test_a_run_of_relative_paths_is_used_from_elsewhere_and_where_it_was_moved(
+    review_files, encoder_dir, tmp_path, monkeypatch
+):
+    home = tmp_path / "home"
+    (home / "sst2").mkdir(parents=True)  # a folder of the task's name is no path
+    shutil.copy(review_files["train"], home)
+    shutil.copytree(encoder_dir, home / "encoder")
+    monkeypatch.chdir(home)
+    how = {"encoder": "encoder", "artifacts_dir": "artifacts"}
+    folder = train("sst2", "train.jsonl", method="knn", **how).folder
+    monkeypatch.chdir(tmp_path)
+    assert Run.load(home / folder).predict("A dull town.").label
+    moved = home.rename(tmp_path / "moved")
+    with pytest.raises(PgraError):
+        Run.load(moved / folder).predict("A dull town.")
+    monkeypatch.chdir(moved)
+    assert Run.load(folder).predict("A dull town.").label
