@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_sealed,
     write_text,
 )
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Query, is_query, read_queries
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Query, Turn, is_query, read_queries
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
@@ -127,12 +127,14 @@ class Run:
         args: All of its arguments, by section.
         context: Its device, and where its index and bank are.
         reused: Whether it was there already.
+        busy: Held by the thread that decides queries.
     """
 
     folder: Path
     args: RunArguments
     context: Context = ALONE
     reused: bool = False
+    busy: Turn = field(default_factory=Turn, compare=False)
 
     @classmethod
     def load(
@@ -230,7 +232,8 @@ class Run:
         """
         if is_query(queries):
             return self.predict([queries])[0]
-        with quiet_transformers():  # the LM is loaded when it first has a text to read
+        # The LM is loaded when it first has a text to read; threads take turns.
+        with self.busy, quiet_transformers():
             examples = read_queries(queries, self.method.data.task.inputs)
             decided = self.method.decide(examples)
         return [

@@ -17,7 +17,7 @@ from pgra.artifacts import (
     record_files,
     write_sealed,
 )
-from pgra.core import Context, Json, Prediction, Query, as_list, as_texts, read_queries
+from pgra.core import Context, Json, Prediction, Query, Turn, as_list, as_texts, read_queries
 from pgra.data.read import fetch_folder
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
@@ -121,6 +121,7 @@ class Reader:
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
         self.record = record
+        self.busy = Turn()
         temperature = record.calibration.temperature
         self.classifier = T5Classifier(
             model, tokenizer, record.verbalizer, record.decode, temperature
@@ -189,4 +190,5 @@ class Reader:
         inputs = build_inputs(
             examples, evidence, tokenizer, record.verbalizer, layout=record.layout
         )
-        return self.classifier.predict(inputs, Context())
+        with self.busy:  # of several threads one at a time
+            return self.classifier.predict(inputs, Context())

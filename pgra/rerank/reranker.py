@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -59,7 +60,7 @@ from pgra.rerank.base import (
     ScoringReranker,
     choose_similarity,
 )
-from pgra.rerank.pairs import GivenTexts, NeighborReranker, PairBankReranker
+from pgra.rerank.pairs import NeighborReranker, PairBankReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,8 @@ class Reranker(ScoringReranker):
             by: "states"; or, for facts and questions, "likelihood" (of the query after a document),
                 "causal" or "cross-encoder" (a reranker that was trained to judge both together):
                 see `--reranker`. These take a name, device and dtype, and as `template` a text with
-                {query} and {passage}; None is their own.
+                {query} and {passage}, but a cross-encoder; None is their own. Likelihood takes the
+                `tokenizer` of a server, all `max_prompt_tokens`. Others are refused.
 
         Raises:
             PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
@@ -141,7 +143,27 @@ class Reranker(ScoringReranker):
         """
         self._pairs = None
         if by != "states":
-            self._pairs = _open_pairs(by, str(lm), template, device=device, dtype=dtype)
+            choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
+            unused: dict[str, object] = {
+                "task": task,
+                "examples": as_list("examples", examples),
+                "num_exemplars": num_exemplars,
+                "seed": seed,
+                "similarity": similarity != AUTO,
+                "lm_layer": lm_layer != "last",
+                "chat_template": chat_template != "off",
+                "template": template and by == "cross-encoder",
+            }
+            if names := [name for name, value in unused.items() if value]:
+                raise ConfigError(f"by='{by}' does not use {', '.join(names)}: leave it out")
+            args = RerankArguments(
+                reranker=by,
+                lm=lm,
+                lm_dtype=dtype,
+                lm_tokenizer=tokenizer,
+                max_prompt_tokens=max_prompt_tokens,
+            )
+            self._pairs = _open_pairs(args, template, device)
             return
         self._task: Task | None = None
         self._words: Mapping[str, str] = {}
@@ -174,6 +196,10 @@ class Reranker(ScoringReranker):
         self._fitted: Fitting | None = None
         if not self._class.is_fitted:
             self._fitted = Fitting(similarity, Reference(), num_rows=0)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return a copy with the same LM, and the states that it has read."""
+        return copy.copy(self)
 
     # Texts that are given, whose states are kept in memory.
 
@@ -221,7 +247,8 @@ class Reranker(ScoringReranker):
             scores: Scores = self._pairs.score_texts(examples, as_texts("documents", documents))
             return scores[0] if is_query(query) else scores
         if self._fitted is None and self._class.content_free:
-            fitting = Fitting(self.similarity, Reference(self._content_free()), num_rows=0)
+            free = Reference(self._documents(self._class.content_free))
+            fitting = Fitting(self.similarity, free, num_rows=0)
             states = self._states(fitting.queries())
             fitting.fit_states(states[:0], states)
             self._fitted = fitting
@@ -277,15 +304,11 @@ class Reranker(ScoringReranker):
         if (task is None) == (template is None):
             raise ValueError('give task=, or template=, such as template="Review: {text}"')
         if template is not None:
-            inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+            inputs = tuple(dict.fromkeys(re.findall(r"{([^\W\d]\w*)}", template))) or ("text",)
             return PromptFormat(PromptTemplate(template, "", inputs), {})
         self._task = task if isinstance(task, Task) else Task.load(str(task))
         self._words = self._task.prompt_words
         return task_format(self._task)
-
-    def _content_free(self) -> list[Example]:
-        fields = self.prompt.template.passage_fields
-        return [Example("", fields(text)) for text in self._class.content_free]
 
     def _documents(self, texts: Iterable[str]) -> list[Example]:
         fields = self.prompt.template.passage_fields
@@ -305,16 +328,17 @@ class Reranker(ScoringReranker):
     def _states(self, examples: Sequence[Example]) -> Floats:
         """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
         encoder, keys = self.encoder, _keys(examples).tolist()
-        if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
-            self._kept.clear()
-        new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
-        before = encoder.num_cut
-        states = encoder.encode_examples(list(new.values()))
-        if num_cut := encoder.num_cut - before:
-            logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
-        self._kept.update(zip(new, states, strict=True))
-        found = [self._kept[key] for key in keys]
-        return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
+        with encoder.lm.busy:  # of several threads one at a time
+            if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
+                self._kept.clear()
+            new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
+            before = encoder.num_cut
+            states = encoder.encode_examples(list(new.values()))
+            if num_cut := encoder.num_cut - before:
+                logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
+            self._kept.update(zip(new, states, strict=True))
+            found = [self._kept[key] for key in keys]
+            return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
 
     # A run's second stage, with banks in its artifacts folder.
 
@@ -353,7 +377,7 @@ class Reranker(ScoringReranker):
         reference = request.reference
         if self._words:
             reference = replace(reference, words=self._words)
-        free = self._content_free()
+        free = self._documents(self._class.content_free)
         other.fitting = Fitting(
             self.similarity,
             replace(reference, queries=free) if free else reference,
@@ -467,23 +491,22 @@ def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
 
 
-def _open_pairs(
-    by: str, lm: str, template: str | None, *, device: str, dtype: str
-) -> PairBankReranker:
+def _open_pairs(args: RerankArguments, template: str | None, device: str) -> PairBankReranker:
     """Open a reranker of pairs for texts that are given."""
+    by, most = args.reranker, args.max_prompt_tokens
     options: _Arguments
     if by == "likelihood":
         named = {} if template is None else {"likelihood_template": template}
         options = LikelihoodArguments(**named)
     elif by == "causal":
-        options = CausalRerankerArguments(causal_reranker=lm, causal_template=template)
+        options = CausalRerankerArguments(
+            causal_reranker=args.lm, causal_template=template, causal_tokens=most
+        )
     else:
-        choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
-        options = CrossEncoderArguments(cross_encoder=lm)
-    options.check()
-    nothing: Any = GivenTexts()
+        options = CrossEncoderArguments(cross_encoder=args.lm, cross_encoder_tokens=most)
+    nothing: Any = SimpleNamespace(fingerprint={}, texts=list)  # no corpus
     request = RerankRequest(
-        args=RerankArguments(reranker=by, lm=lm, lm_dtype=dtype),
+        args=args,
         prompt=FewShotPrompt(PromptTemplate("{text}")),
         corpus=nothing,
         context=Context(device=device),
