@@ -64,7 +64,8 @@ def check_same_run(
             old = before[section]
             new = arguments[section]
             for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
-                if canonical_json(old[name]) != canonical_json(new[name]):
+                is_given = None not in (old[name], new[name])  # else it is filled in later
+                if is_given and canonical_json(old[name]) != canonical_json(new[name]):
                     changes.append(f"--{name} {old[name]} (now {new[name]})")
         if not changes:
             raise

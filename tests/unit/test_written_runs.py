@@ -34,7 +34,7 @@ def plant(folder, texts, parent, *, method="icl-knn", seed=0, keep=("bleu_counts
         values[f"{name}parent_recall"] = 0.5
     told = {"method": method, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
     told |= {"value": values["bleu"], "interval_95": None, "metrics": values, "seed": seed}
-    write_sealed(folder / "metrics.json", {**told, "notes": []})
+    write_sealed(folder / "metrics.json", {**told, "notes": [], "files": {}})
     write_sealed(folder / "arguments.json", {"selection": {"order": "nearest-first"}})
     return folder
 
