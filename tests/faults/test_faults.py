@@ -1,18 +1,17 @@
 """The short form of `benchmarks/faults.py`: some cases of each kind."""
 
-import json
 import shutil
 
 import damage
 import kills
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 from world import World
 
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
-from pgra.lm.load import find_model, load_config, load_pretrained
+from pgra.lm.load import find_model, load_pretrained
 
 pytestmark = pytest.mark.slow
 
@@ -57,17 +56,9 @@ class Planted:
         return type(self.flag).write_text, (self.flag, "it ran")
 
 
-def test_no_pickle_and_no_code_of_a_model_runs(world, tmp_path, monkeypatch):
+def test_no_pickle_of_a_model_is_read(world, tmp_path):
     ran, folder = tmp_path / "ran", tmp_path / "encoder"
     shutil.copytree(world.root / "models" / "encoder", folder)
-    (folder / "planted.py").write_text(
-        f"import pathlib\npathlib.Path({str(ran)!r}).write_text('it ran')\n"
-        "from transformers import BertConfig\nclass PlantedConfig(BertConfig):\n    pass\n"
-    )
-    path = folder / "config.json"
-    names = {"AutoConfig": "planted.PlantedConfig"}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": names}))
-    load_config(find_model(str(folder)))
     (folder / "model.safetensors").unlink()
     torch.save(Planted(ran), folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="safetensors"):
@@ -75,6 +66,5 @@ def test_no_pickle_and_no_code_of_a_model_runs(world, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="safetensors"):
         load_pretrained(AutoModel.from_pretrained, find_model(str(folder)))
     assert not ran.exists()
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    AutoConfig.from_pretrained(folder, trust_remote_code=True)  # the control
+    torch.load(folder / "pytorch_model.bin", weights_only=False)  # the control
     assert ran.exists()
