@@ -150,7 +150,8 @@ class Pgra(Method):
 
     def load_module(self, trained: Path | None = None) -> FusionReader:
         """Load the reader that training starts from, or a trained one from its folder."""
-        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
+        source = self.source if trained is None else load.find_model(str(trained))
+        return FusionReader.from_source(source)
 
     def open_reader(self, trained: Path | None = None) -> None:
         """Open the reader that training starts from, or a trained one from its folder."""

@@ -92,6 +92,7 @@ class Ralm(Pgra):
             max_parallel_calls=rerank.max_parallel_calls,
         )
         self.lm = open_lm(asked, self.context)
+        self.source.inputs.check()  # the LM that the run names is the one that was opened
 
     @cached_property
     def verbalizer(self) -> Verbalizer:

@@ -140,8 +140,9 @@ class Reader:
         home = find_reader(fetch_folder("reader", name, token=token))
         record = read_record(home)
         check_reads_any(record)
-        tokenizer = load_tokenizer(find_model(str(home)))
-        model = FusionReader.from_name(str(home))
+        source = find_model(str(home))
+        tokenizer = load_tokenizer(source)
+        model = FusionReader.from_source(source)
         model.to(place)
         return cls(record, model, tokenizer)
 
