@@ -17,6 +17,7 @@ from pgra.errors import (
     check_alone,
     device_fault,
     missing_package,
+    system_fault,
     unknown_name,
     visible,
 )
@@ -91,11 +92,10 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except SystemExit as leave:  # argparse, after --help
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except Exception as error:
-        if fault := device_fault(error):
-            return _fail(fault)
-        if not isinstance(error, OSError) or error.errno is None:
+        fault = device_fault(error) or system_fault(error)
+        if fault is None:
             raise
-        return _fail(f"cannot use {error.filename or 'a file'}: {os.strerror(error.errno)}")
+        return _fail(fault)
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:

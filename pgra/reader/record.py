@@ -15,6 +15,7 @@ import msgspec
 from pgra.artifacts import find_damage, package_versions, record_files, write_json
 from pgra.core import Context, Json, Prediction
 from pgra.data.read import fetch_folder, is_utf8
+from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
@@ -95,6 +96,7 @@ def read_record(folder: Path) -> ReaderRecord:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)
+        check_slots(f"layout.template of {path}", record.layout.template, record.inputs)
         for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record

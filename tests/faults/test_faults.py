@@ -7,7 +7,7 @@ import kills
 import pytest
 import torch
 from transformers import AutoModel
-from world import World
+from world import Fault, World
 
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
@@ -44,6 +44,17 @@ def test_damage_is_named_or_made_good_or_changes_nothing(world, kind):
 @pytest.mark.parametrize("name", ["index", "train", "import"])
 def test_two_writers_of_one_product_leave_it_whole(world, unbroken, name):
     assert not kills.two_at_once(world, name, 0, unbroken)
+
+
+@pytest.mark.parametrize("name", ["bm25", "train"])
+def test_a_disk_that_fills_up_is_one_line_and_with_room_the_product_is_whole(world, unbroken, name):
+    whole = unbroken[name]
+    sizes = {path.stat().st_size for path in world.here.rglob("*") if path.is_file()}
+    for size in sorted(sizes)[-4:]:
+        world.after(*kills.JOBS[name].needs)
+        ended = world.call(kills.JOBS[name].words, Fault(room=size - 1))
+        assert ended.is_refused, (size, ended)
+        assert not kills.again(world, name, whole.files), size
 
 
 class Planted:

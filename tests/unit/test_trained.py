@@ -1,5 +1,6 @@
 """A trained reader's folder, used alone."""
 
+import json
 import math
 import shutil
 
@@ -87,3 +88,23 @@ def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(co
     path.write_bytes(path.read_bytes()[:-4] + b"abcd")
     with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
         Reader.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("layout", [f"{{text{odd}}}" for odd in (".__class__", "!r", ":>999999999", "s", "[0]")]),
+        ("calibration", [0.0, -1.0, math.nan, math.inf]),
+    ],
+)
+def test_a_strangers_template_and_temperature_are_checked(copy, field, values):
+    path = copy / "pgra.json"
+    record = json.loads(path.read_text())
+    name = {"layout": "template", "calibration": "temperature"}[field]
+    for value in values:
+        changed = {**record, field: {**record[field], name: value}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises((ConfigError, ArtifactError), match=name):
+            read_record(copy)
+    path.write_text(json.dumps(record))  # the control
+    read_record(copy)
