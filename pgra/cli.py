@@ -131,6 +131,7 @@ def _keep_freed_memory() -> None:
 
 def _configure_logging(level: str) -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
+    logging.getLogger("huggingface_hub").propagate = False  # its own handler writes to stderr
     wanted = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger("pgra").setLevel(wanted if _is_main() else max(wanted, logging.WARNING))
 

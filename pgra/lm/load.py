@@ -130,8 +130,9 @@ def _find_on_hub(name: str) -> ModelSource:
         cached = _find_cached(repo, revision)
     if cached is None:
         raise ModelError(
-            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
-            "Give a folder, a hub id, or a bundled: name (pgra list shows them)."
+            f"cannot find model '{name}': it is not a folder here, and the hub says: {reason} "
+            "Give a folder, a hub id, or one of pgra list, such as --encoder bundled:minilm-l6, "
+            "--lm bundled:smollm2-135m, --model_name_or_path bundled:t5-small-titles."
         )
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 
