@@ -186,6 +186,9 @@ def write_aside(path: Path) -> Iterator[Path]:
         if aside.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         aside.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk, the system names no file
+        raise
     finally:
         with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause
             _remove(aside)

@@ -75,6 +75,7 @@ from pgra.run_folder import (
 logger = logging.getLogger(__name__)
 
 SEED_FIELD = "{seed}"
+_FEWEST = 20  # dev rows: of fewer, one label may do as well by chance
 _PATHS = {  # arguments that may name a file or folder
     "artifacts_dir",
     "causal_reranker",
@@ -560,7 +561,8 @@ def _nothing_learnt(
     truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
     predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
     measured = {split: measure(metric, truth[split], predicted, names)[metric]}
-    if training.get("metric") == metric and training.get("value") is not None:
+    is_telling = len(truth["dev"]) >= _FEWEST and training.get("metric") == metric
+    if is_telling and training.get("value") is not None:
         measured["dev"] = float(training["value"])
     found = [
         no_better_than_one_label(name, metric, value, truth[name], data.labels)
@@ -607,6 +609,8 @@ def evaluate_run(
     if target != folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
+    if not method.data.examples(split):
+        raise ConfigError(f"{folder} has no {split} set: measure it on --test_file")
     free = {each for name in changes or {} for each in (name, f"reader.{name}")}
     if target != folder:
         free |= {"answers", split, f"candidates/{split}", f"evidence/{split}"}

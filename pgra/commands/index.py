@@ -156,7 +156,8 @@ def build(argv: Sequence[str] | None = None) -> int:
 def search(words: Sequence[str]) -> int:
     r"""Look up the passages of a corpus, or of an index (--index_dir), that come near a text.
 
-    With --task an LM then orders them under the task's prompt: pgra search --task NAME --help.
+    With --task an LM then orders them under the task's prompt: pgra search --task NAME --help. With
+    --reranker likelihood, cross-encoder or causal a model orders them without a task.
 
     Examples:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \

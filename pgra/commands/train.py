@@ -168,6 +168,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
 
     names = ("test_file", "decode", "device", "artifacts_dir")
     changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    changes["allow_test_in_train"] = True  # to measure on what was trained on is noted
     context = join_context(args.device or "auto")
     target = None if args.output_dir is None else Path(args.output_dir)
     measured = evaluate_run(

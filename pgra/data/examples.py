@@ -88,6 +88,9 @@ class DataArguments(Arguments):
         below=1,
     )
     split_seed: int = arg(0, "Seed of the held-out parts and of every sub-sample.")
+    allow_test_in_train: bool = arg(
+        False, "Measure even where each test text also stands in the training file."
+    )
 
     def check(self) -> None:
         """Hold out a test set where there is none: a run that is measured again knows of it."""
@@ -313,6 +316,7 @@ def load_splits(
     args: DataArguments,
     *,
     is_trained: bool = True,
+    least_dev: int = 0,
     query_dataset_name: str | None = None,
 ) -> Splits:
     """Read a task's data and divide it.
@@ -320,14 +324,15 @@ def load_splits(
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
     Copies of a text stay on one side. Sub-samples are drawn with the seed too and keep the source's
-    order.
+    order. A dev set of fewer than `least_dev` rows is of no use: all stay in train.
 
     If nothing `is_trained`, train is a pool of exemplars, all of it, and dev is empty. The test
     split of `query_dataset_name`, if it is named, holds the queries.
 
     Raises:
         ConfigError: If a validation file is named for nothing, or queries are named twice.
-        DataError: If a split is missing, unreadable, empty, or has rows without a known label.
+        DataError: If a split is missing, unreadable, empty, or has rows without a known label, or
+            each test text is one of train.
     """
     seed, validation, test = args.split_seed, args.validation_file, args.test_file
     if validation is not None and (validation == test or not is_trained):
@@ -354,7 +359,9 @@ def load_splits(
         dev = sample(read["validation"], args.max_dev_samples, seed)
     elif is_trained:
         most = args.max_dev_samples
-        dev, rest = _hold_out(task, learned, "validation", args.dev_fraction, seed, most=most)
+        wanted = args.dev_fraction * len(learned)
+        if min(wanted, most or wanted) >= least_dev:
+            dev, rest = _hold_out(task, learned, "validation", args.dev_fraction, seed, most=most)
     train = sample(rest, args.max_train_samples, seed)
     tested = sample(read["test"], args.max_test_samples, seed)
     labels = {example.label for example in train}
@@ -365,6 +372,11 @@ def load_splits(
     logger.info("%s: %d training, %d dev and %d test examples", *counts)
     texts = {copy_key(example.text) for example in learned}
     shared = sum(copy_key(example.text) in texts for example in tested)
+    if shared == len(tested) and not args.allow_test_in_train:
+        raise DataError(
+            f"all {shared} test texts also stand in the training file, so nothing new is measured: "
+            "give another --test_file, or --allow_test_in_train"
+        )
     return Splits(train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
 
 
@@ -425,7 +437,10 @@ def _hold_out(
     if len(held) > most:
         held = draw.sample(held, most)
     if not held:
-        raise DataError(f"too few texts ({len(texts)}) to hold out {split}: give --{split}_file")
+        raise DataError(
+            f"too few texts ({len(texts)}) to hold out {split}: give 3 or more of each label, or "
+            f"--{split}_file"
+        )
     chosen: set[int] = set()
     for text in held:
         if not chosen or len(chosen) + len(text) <= most:

@@ -302,5 +302,5 @@ def load_data_set(
     except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
         reason = hub_reason(error.__cause__ or error)  # its own words may be vague
         raise DataError(
-            f"cannot load data set '{repo}': it is no folder here, and the hub says: {reason}"
+            f"cannot load data set '{repo}': it is not a folder here, and the hub says: {reason}"
         ) from None

@@ -296,6 +296,18 @@ def check_distinct(key: str, names: Sequence[str]) -> None:
         raise ConfigError(f"{key} names something twice, or nothing: {', '.join(names)}")
 
 
+def bare_task(name: str, inputs: Sequence[str]) -> GenerationTask:
+    """Return a task of which only the inputs are read."""
+    return GenerationTask(
+        name=name,
+        inputs=tuple(inputs),
+        kind="question",
+        frame=" ".join(f"{{{field}}}" for field in inputs),
+        metrics=("exact_match",),
+        num_exemplars=0,
+    )
+
+
 def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
     """Return the fields in a template's braces, in order; refuse any that is no input."""
     try:

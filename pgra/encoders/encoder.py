@@ -55,13 +55,15 @@ def plain_pooling(name: str) -> str:
     return "pooler" if is_supervised else "cls_before_pooler"
 
 
-def _open_modules(path: str, *, pooling: str, dtype: torch.dtype) -> Any:
+def _open_modules(path: str, *, pooling: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """Load a `SentenceTransformer`; under another pooling, its transformer and that alone."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     weights = {"dtype": dtype, "use_safetensors": True}
-    model: Any = SentenceTransformer(path, device="cpu", model_kwargs=weights)
+    model: Any = SentenceTransformer(
+        path, device="cpu", model_kwargs=weights, trust_remote_code=trust_remote_code
+    )
     if pooling == OWN:
         return model
     first = model[0]

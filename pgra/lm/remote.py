@@ -409,8 +409,14 @@ def _mark_error(response: Any) -> None:
     if response.status_code == 501:  # not implemented, nor will it be
         response.headers["x-should-retry"] = "false"
     response.read()
-    with contextlib.suppress(ValueError, AttributeError, TypeError):  # no JSON, or no object
+    try:
         reply = response.json()
+    except RecursionError:  # too deep: let the client read it as text, as a page that is not JSON
+        response.headers["content-type"] = "text/plain"
+        return
+    except ValueError:
+        return
+    with contextlib.suppress(AttributeError, TypeError):  # of what is not an object
         first: Any = next(iter(reply.get("choices") or ()), {})  # where some providers put it
         error = reply.get("error") or first.get("error")
         if error and response.is_success:

@@ -26,7 +26,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
-from pgra.reader.predict import Calibration, decide, fit_temperature
+from pgra.reader.predict import LEAST_EXAMPLES, Calibration, decide, fit_temperature
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.head import Floats, affine, check_labels, fit_head
 from pgra.rerank.reranker import Reranker
@@ -169,7 +169,8 @@ class HeadMethod(Method):
             DataError: If the data cannot be read.
             ModelError: If the LM cannot be used.
         """
-        data, args = TaskData.read(self.args).labelled(), self.args["head"]
+        data = TaskData.read(self.args, least_dev=LEAST_EXAMPLES).labelled()
+        args = self.args["head"]
         task = data.task
         prompt = build_prompt(
             prompt_template(task),
@@ -228,9 +229,11 @@ class HeadMethod(Method):
         self.classifier.fit(self._read(train), train)
         scores = self.classifier.score(self._read(dev))
         self.calibration = fit_temperature(scores, [labels.index(str(e.label)) for e in dev])
+        known: dict[str, Json] = {"held_out_accuracy": self.classifier.accuracy}
+        if not dev:  # too few to fit a temperature
+            return known
         decided = [found.label for found in decide([e.id for e in dev], scores, labels)]
         value, metric = self.data.measure_dev(decided), self.data.metric
-        known = {"held_out_accuracy": self.classifier.accuracy}
         return {"metric": metric, "value": value[metric], **known}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:

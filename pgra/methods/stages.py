@@ -19,6 +19,7 @@ import numpy as np
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.tasks import bare_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selector import NearestExemplars, build_prompt
@@ -116,6 +117,27 @@ class Stages(Timed):
         data = replace(data, train=train, set_aside=set_aside)
         stages = cls(args, context, prompt, data, exemplars=exemplars)
         stages.fingerprints |= data.fingerprints()
+        return stages
+
+    @classmethod
+    def without_task(cls, args: RunArguments, context: Context) -> Self:
+        """Search for texts, ordered by a reranker that reads no prompt; k is at most the corpus.
+
+        Raises:
+            ConfigError: If the reranker reads a task's prompt.
+            DataError: If the corpus cannot be read.
+        """
+        if reads_prompt(args):
+            raise ConfigError(
+                f"--task is missing, whose prompt reranker '{args.rerank.reranker}' reads: name "
+                "one (pgra list lists them), or take --reranker likelihood, which reads none"
+            )
+        task = bare_task("texts", ["text"])
+        prompt = FewShotPrompt(prompt_template(task))
+        stages = cls(args, context, prompt, TaskData(task, (), (), ()))
+        count = min(args.retriever.num_candidates, len(stages.corpus))
+        args = args.change("rerank", num_evidence=min(args.rerank.num_evidence, count))
+        stages.args = args.change("retriever", num_candidates=count)
         return stages
 
     @property

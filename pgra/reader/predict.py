@@ -201,6 +201,10 @@ class Calibration:
     num_examples: int = 0
     note: str | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:  # nor NaN
+            raise ValueError(f"temperature is {self.temperature}: it is a number above 0")
+
 
 def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
     """Fit the temperature that makes the true labels most likely (Guo et al. 2017, eq. 9).

@@ -19,6 +19,7 @@ from pgra.artifacts import (
 )
 from pgra.core import Context, Json, Prediction, Query, Turn, as_list, as_texts, read_queries
 from pgra.data.read import fetch_folder
+from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
@@ -99,6 +100,7 @@ def read_record(folder: Path) -> ReaderRecord:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)
+        check_slots(f"layout.template of {path}", record.layout.template, record.inputs)
         for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
@@ -145,8 +147,9 @@ class Reader:
         home = find_reader(fetch_folder("reader", name, token=token))
         record = read_record(home)
         check_reads_any(record)
-        tokenizer = load_tokenizer(find_model(str(home)))
-        model = FusionReader.from_name(str(home))
+        source = find_model(str(home))
+        tokenizer = load_tokenizer(source)
+        model = FusionReader.from_source(source)
         model.to(place)
         return cls(record, model, tokenizer)
 

@@ -46,7 +46,7 @@ FOUND = {
     "some/tagged@v1.0": TAGS["v1.0"],
     f"some/tagged@{commit_of(TAGS['b'])}": TAGS["b"],
 }
-NO_FOLDER = "cannot find model '{name}': it is no folder here"
+NO_FOLDER = "cannot find model '{name}': it is not a folder here"
 REFUSED = {
     "some/bots@main": ("has no safetensors",),  # a revision that was asked for is not replaced
     **{

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from conftest import with_rerank, with_retriever, write_jsonl
 from method_runs import having, lines_of, run_of
+from safetensors.torch import load_file, save_file
 from small_training import at_batch, run_files, signal_self
 from transformers import T5ForConditionalGeneration
 
@@ -139,6 +140,24 @@ def test_what_needs_labels_or_answers_is_refused_on_questions(args, review_files
     write_jsonl(review_files["test"], [{"question": "who?", "answers": []}])
     with pytest.raises(DataError, match=r"test.jsonl, line 1: an input is blank, or there is no a"):
         open_method(run_of(args, "fid", tmp_path / "run"), ALONE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lm-bff", "plain", "rag", "ralm"])
+def test_a_reader_replaced_since_the_run_named_it_is_refused(args, lm_dirs, t5_dir, tmp_path, name):
+    field = "reader_lm" if name == "ralm" else "model_name_or_path"
+    origin = lm_dirs["gpt2"] if name == "ralm" else t5_dir
+    reader = shutil.copytree(origin, tmp_path / "reader")
+    mine = having(run_of(args, name, tmp_path / "run", **few(name)), **{field: str(reader)})
+    method = open_method(mine, ALONE)
+    method.prepare()
+    weights = load_file(reader / "model.safetensors")
+    other = {key: weight + 1 for key, weight in weights.items()}
+    save_file(other, reader / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match="changed while it was in use"):
+        method.fit(tmp_path / "run")
+    assert not (tmp_path / "run" / "training.json").exists()
+    run(mine)  # the control: another run names the reader that is there now
 
 
 # What distinguishes them.
