@@ -1,6 +1,5 @@
 """A trained reader's folder, used alone."""
 
-import json
 import math
 import shutil
 
