@@ -372,7 +372,8 @@ def load_splits(
     logger.info("%s: %d training, %d dev and %d test examples", *counts)
     texts = {copy_key(example.text) for example in learned}
     shared = sum(copy_key(example.text) in texts for example in tested)
-    if shared == len(tested) and not args.allow_test_in_train:
+    is_allowed = args.allow_test_in_train or not is_trained  # a pool has a guard of its own
+    if shared == len(tested) and not is_allowed:
         raise DataError(
             f"all {shared} test texts also stand in the training file, so nothing new is measured: "
             "give another --test_file, or --allow_test_in_train"

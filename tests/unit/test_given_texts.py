@@ -21,7 +21,12 @@ def calls(lm_dirs, encoder_dir, tmp_path_factory):
     encoder = pgra.Encoder.load(str(encoder_dir), device="cpu")
     states = pgra.Reranker(lm, template="{text}")
     pairs = pgra.Reranker(lm, by="likelihood")
-    train = {"train": rows, "test": rows, "encoder": str(encoder_dir), "artifacts_dir": home}
+    train = {
+        "train": rows,
+        "test": review_rows(4, start=20),
+        "encoder": str(encoder_dir),
+        "artifacts_dir": home,
+    }
     return {
         "states": lambda query: states.rank(query, TWO),
         "likelihood": lambda query: pairs.rank(query, TWO),
