@@ -33,6 +33,7 @@ $(STAMP): requirements.txt requirements-bundled.txt pyproject.toml
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -W ignore -c 'import pgra.runs, index_build.__main__'
 	@touch $@
+	@echo "setup: done. Next: . $(BIN)/activate && pgra --help, or make demo"
 
 demo: $(STAMP)  ## See it at work on real models and real text (three minutes on two quiet cores)
 	@$(BIN)/pgra demo

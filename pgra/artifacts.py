@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -38,7 +39,10 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CHECKSUMS_FILE = "checksums.json"
-FORMAT = 3
+FORMAT = 4
+_SEAL = "digest"
+# The names of records, of shards too, that no other record has a checksum of.
+RECORDS = re.compile(r"(checksums|grid|manifest|metrics|pgra|run|vectors-\d+|[0-9a-f]{16})\.json")
 _COMPARED = 1 << 30  # bytes of an artifact that each opening compares; `pgra verify` compares all
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _PACKAGES = ("pgra", "torch", "transformers", "accelerate", "faiss-cpu", "bm25s", "numpy")
@@ -182,6 +186,9 @@ def write_aside(path: Path) -> Iterator[Path]:
         if aside.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         aside.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk, the system names no file
+        raise
     finally:
         with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause
             _remove(aside)
@@ -202,6 +209,25 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Json) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, f"{text}\n")
+
+
+def write_sealed(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a record, and with it the digest of its fields, which `read_sealed` compares."""
+    write_json(path, {**values, _SEAL: _seal(values)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a record of `write_sealed`; a DamageError if it is not what was written."""
+    with reading(path, DamageError):
+        values = dict(json.loads(path.read_text(encoding="utf-8")))
+    if values.pop(_SEAL, None) != _seal(values):
+        raise DamageError(f"{path} is damaged (other content than was written)")
+    return values
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    # As they are written: numbers as keys become text, and their order is that of the file.
+    return xxhash.xxh3_128_hexdigest(json.dumps(values).encode())
 
 
 def write_lines(path: Path, values: Sequence[Json]) -> None:
@@ -276,7 +302,7 @@ def find_damage(
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of a folder that others read too, such as a model's."""
-    write_json(folder / CHECKSUMS_FILE, {"files": record_files(folder)})
+    write_sealed(folder / CHECKSUMS_FILE, {"files": record_files(folder)})
 
 
 def find_changes(folder: Path) -> Iterator[tuple[str, str]]:
@@ -284,8 +310,7 @@ def find_changes(folder: Path) -> Iterator[tuple[str, str]]:
     path = folder / CHECKSUMS_FILE
     if path.is_file():
         try:
-            with reading(path, DamageError):
-                yield from list(find_damage(folder, json.loads(path.read_text())["files"]))
+            yield from list(find_damage(folder, read_sealed(path)["files"]))
         except DamageError:
             yield CHECKSUMS_FILE, "is damaged"
 
@@ -308,7 +333,7 @@ def write_manifest(
     manifest = Manifest(
         stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
     )
-    write_json(folder / MANIFEST, asdict(manifest))
+    write_sealed(folder / MANIFEST, asdict(manifest))
     return manifest
 
 
@@ -326,7 +351,7 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
     if not is_finished(folder):
         raise ArtifactError(f"{folder} is not finished, or not there: it has no {MANIFEST}")
     with reading(folder / MANIFEST, DamageError):
-        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        values = read_sealed(folder / MANIFEST)
         if values["format"] != FORMAT:
             raise ArtifactError(
                 f"{folder} has format {values['format']}, this pgra reads {FORMAT}: build another"

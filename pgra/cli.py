@@ -17,6 +17,7 @@ from pgra.errors import (
     check_alone,
     device_fault,
     missing_package,
+    system_fault,
     unknown_name,
     visible,
 )
@@ -91,11 +92,10 @@ def _call(main: Main, argv: Sequence[str]) -> int:
     except SystemExit as leave:  # argparse, after --help
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except Exception as error:
-        if fault := device_fault(error):
-            return _fail(fault)
-        if not isinstance(error, OSError) or error.errno is None:
+        fault = device_fault(error) or system_fault(error)
+        if fault is None:
             raise
-        return _fail(f"cannot use {error.filename or 'a file'}: {os.strerror(error.errno)}")
+        return _fail(fault)
 
 
 def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
@@ -131,6 +131,7 @@ def _keep_freed_memory() -> None:
 
 def _configure_logging(level: str) -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
+    logging.getLogger("huggingface_hub").propagate = False  # its own handler writes to stderr
     wanted = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger("pgra").setLevel(wanted if _is_main() else max(wanted, logging.WARNING))
 

@@ -5,6 +5,7 @@ Axes: B queries, K candidates a query, N evidence read, P corpus passages.
 
 import atexit
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,12 +13,12 @@ from datetime import timedelta
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pgra.errors import ModelError
+from pgra.errors import DataError, ModelError, show
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -211,20 +212,84 @@ def check_device(name: object, *, is_used: bool = True) -> None:
 # What a user gives from Python, checked where it enters.
 
 
+# A text of a task's first input, or each input by name.
+Query = str | Mapping[str, Any] | Example
+
+
+def is_query(queries: Any) -> TypeGuard[Query]:
+    """Whether this is a single query, not several."""
+    return isinstance(queries, str | Mapping | Example)
+
+
 def as_list(name: str, given: Any, wanted: str = "a list") -> list[Any]:
-    """Return several things as a list; raise ValueError for one text, a mapping and the like."""
+    """Return several things as a list, a pandas table's rows as mappings.
+
+    Raises:
+        DataError: If it is one text, a mapping, or nothing that iterates.
+    """
+    if hasattr(given, "iloc") and hasattr(given, "columns"):  # it would iterate over its names
+        given = given.to_dict("records")
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} is {given!r:.80}: give {wanted}")
+        raise DataError(f"{name} is {show(given)}: give {wanted}")
     return list(given)
 
 
 def as_texts(name: str, given: Any) -> list[str]:
-    """Return texts as a list; raise a ValueError if it is no iterable of texts."""
+    """Return texts as a list; a DataError if it is not a list, or as of `as_text`."""
     texts = as_list(name, given, "a list of texts")
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"{name}[{place}] is {text!r:.80}, not a text")
-    return texts
+    if texts and isinstance(texts[0], Mapping):
+        raise DataError(f"{name} holds rows, {show(texts[0])}: give the texts of one column")
+    return [as_text(f"{name}[{number}]", text) for number, text in enumerate(texts)]
+
+
+def as_text(name: str, text: Any) -> str:
+    """Return a text as it is, blank or not; a DataError if it cannot be kept as UTF-8."""
+    if not isinstance(text, str):
+        raise DataError(f"{name} is {show(text)}, not text")
+    if not is_utf8(text):
+        raise DataError(f"{name} holds a NUL or half a surrogate pair: {show(text)}")
+    return text
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be kept as UTF-8: it holds no NUL and no half surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def as_query(name: str, text: Any) -> str:
+    """Return what is searched or decided with, stripped; a DataError if it is blank or no text."""
+    stripped = as_text(name, text).strip()
+    if not stripped:
+        raise DataError(f"{name} is blank: give words to read")
+    return stripped
+
+
+def read_queries(queries: Any, inputs: Sequence[str]) -> list[Example]:
+    """Return a query, or each of several, as the inputs of a task, stripped.
+
+    A text is the first input, and others are blank, as of a passage. Other keys of a mapping are
+    ignored.
+
+    Raises:
+        DataError: If a query lacks an input, is blank, or holds what is no text.
+    """
+    listed = [queries] if is_query(queries) else as_list("queries", queries, "a text, or a list")
+    examples = []
+    for number, query in enumerate(listed):
+        name = f"query {number}"
+        fields = query.fields if isinstance(query, Example) else query
+        if isinstance(query, str):
+            fields = {**dict.fromkeys(inputs, ""), inputs[0]: query}
+        if not isinstance(fields, Mapping) or not {*inputs} <= {*fields}:
+            raise DataError(f"{name} is {show(query)}: give a text for each of {', '.join(inputs)}")
+        texts = {field: as_text(f"{name}, '{field}',", fields[field]).strip() for field in inputs}
+        as_query(name, "".join(texts.values()))
+        examples.append(Example(f"query-{number}", texts))
+    return examples
 
 
 def check_count(name: str, value: Any) -> None:
@@ -354,6 +419,25 @@ def run_overlapped(
             kept = writer.submit(keep, unit, value)
         if kept is not None:
             kept.result()
+
+
+class Turn:
+    """A lock for an object that threads share; a copy of the object has one of its own.
+
+    The thread that holds it may enter again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[()]]:
+        return Turn, ()
 
 
 def machine_memory() -> int:

@@ -5,6 +5,7 @@
 """
 
 import difflib
+import errno
 import os
 import re
 import reprlib
@@ -41,8 +42,8 @@ def missing_package(error: ImportError) -> str:
 
 
 def show(value: object) -> str:
-    """Return the repr of a value from outside for a message, cut where it is long or deep."""
-    return cut(_values.repr(value), _LONGEST_PART)
+    """Return the repr of a value from outside, in one line, cut where it is long or deep."""
+    return cut(_values.repr(value).replace("\n", " "), _LONGEST_PART)
 
 
 def cut(text: str, most: int = _LONGEST_NAME) -> str:
@@ -130,6 +131,25 @@ _NO_MEMORY = re.compile(  # as PyTorch, oneDNN and Python say it
 _OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not of a tensor on cuda:0
 
 
+def system_fault(error: Exception) -> str | None:
+    """Describe an error of the system, such as a full disk; None for other errors."""
+    text = " ".join(map(str, error.args))
+    numbered = _OS_ERROR.search(text)
+    if isinstance(error, OSError) and error.errno is not None:
+        code = error.errno
+    elif numbered:
+        code = int(numbered[1])
+    elif _CUT_SHORT.fullmatch(text):
+        code = errno.ENOSPC
+    else:
+        return None
+    return f"cannot use {getattr(error, 'filename', None) or 'a file'}: {os.strerror(code)}"
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as safetensors and tokenizers say it
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # as numpy says it, for bm25s
+
+
 @contextmanager
 def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
     """Turn a library's error about a file that it cannot read into a one-line error of `kind`.
@@ -139,10 +159,10 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_ours = (
-            isinstance(error, PgraError | ImportError) or getattr(error, "errno", None) is not None
-        )
-        if is_ours or device_fault(error):
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # of a disk that fails, the system names no file
+        is_ours = isinstance(error, PgraError | ImportError)
+        if is_ours or device_fault(error) or system_fault(error):
             raise
         reason = " ".join(str(error).split())
         what = f"{path} cannot be read ({type(error).__name__}: {cut(reason, _LONGEST_PART)})"

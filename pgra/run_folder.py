@@ -13,19 +13,20 @@ from typing import Any
 from pgra import __version__
 from pgra.artifacts import (
     TemporaryFolder,
+    canonical_json,
     check_fingerprint,
     digest,
     find_damage,
     without_folders,
-    write_json,
+    write_sealed,
     write_text,
 )
 from pgra.config import config_root
 from pgra.core import Json
 from pgra.data.read import push_folder
-from pgra.errors import DamageError, reading
+from pgra.errors import ArtifactError, DamageError
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.report.results import METRICS_FILE, read_metrics, read_object
+from pgra.report.results import FREE, METRICS_FILE, read_metrics, read_object
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
@@ -35,18 +36,41 @@ CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
 
 
-def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = True) -> None:
+def check_same_run(
+    folder: Path,
+    asked: Mapping[str, Json],
+    arguments: Mapping[str, Mapping[str, Json]],
+    *,
+    is_whole: bool = True,
+) -> None:
     """Raise an ArtifactError if a folder holds another run, or one that lost its record.
 
-    A run without a checkpoint may be replaced. Unless `is_whole`, only known fields are compared.
+    It names the `arguments` that differ, if any do. A run without a checkpoint may be replaced.
+    Unless `is_whole`, only known fields are compared.
     """
     begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
-    if any(item.exists() for item in begun):
-        made = read_object(folder / IDENTITY_FILE)
-        if not is_whole:
-            made = {name: value for name, value in made.items() if name in asked}
-        way_out = "choose another --output_dir"
+    if not any(item.exists() for item in begun):
+        return
+    made = read_object(folder / IDENTITY_FILE)
+    if not is_whole:
+        made = {name: value for name, value in made.items() if name in asked}
+    way_out = "choose another --output_dir"
+    try:
         check_fingerprint(folder, made=made, asked=asked, way_out=way_out)
+    except ArtifactError:
+        before = read_object(folder / ARGUMENTS_FILE)
+        changes = []
+        for section in arguments.keys() & before.keys():
+            old = before[section]
+            new = arguments[section]
+            for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
+                is_given = None not in (old[name], new[name])  # else it is filled in later
+                if is_given and canonical_json(old[name]) != canonical_json(new[name]):
+                    changes.append(f"--{name} {old[name]} (now {new[name]})")
+        if not changes:
+            raise
+        made_with = ", ".join(sorted(changes))
+        raise ArtifactError(f"{folder} was made with {made_with}: {way_out}") from None
 
 
 def check_same_inputs(
@@ -74,10 +98,8 @@ def remove_checkpoints(folder: Path) -> None:
 
 def reader_checksum(folder: Path) -> str:
     """Return a digest of a run's weights, by the checksums in its reader's record."""
-    path = folder / READER_FOLDER / RECORD_FILE
-    with reading(path, DamageError):
-        files = read_object(path)["files"]
-        return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
+    files = read_object(folder / READER_FOLDER / RECORD_FILE)["files"]
+    return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
 
 
 def read_training(folder: Path) -> dict[str, Any] | None:
@@ -88,14 +110,10 @@ def read_training(folder: Path) -> dict[str, Any] | None:
 
 
 def check_reader(folder: Path) -> None:
-    """Compare a run's reader with its records; a DamageError names a file that differs."""
+    """Compare a run's reader with its record; a DamageError names a file that differs."""
     home = folder / READER_FOLDER
-    path = home / RECORD_FILE
-    with reading(path, DamageError):
-        for name, what in find_damage(home, read_object(path)["files"]):
-            raise DamageError(f"{home / name} {what}", "train again in another folder")
-    if (folder / METRICS_FILE).is_file():
-        read_metrics(folder, [f"{READER_FOLDER}/{RECORD_FILE}"])
+    for name, what in find_damage(home, read_object(home / RECORD_FILE)["files"]):
+        raise DamageError(f"{home / name} {what}", "train again in another folder")
 
 
 # For others: the model card and the hub.
@@ -112,7 +130,8 @@ def write_card(run: Path) -> None:
     from pgra.reader.record import OWN_INPUTS
 
     check_reader(run)
-    identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)
+    identity = read_object(run / IDENTITY_FILE)
+    metrics = read_metrics(run)
     arguments = without_folders(read_object(run / ARGUMENTS_FILE))
     method, task, metric = identity["method"], metrics["task"], metrics["metric"]
     repo, at, _ = str(identity["reader_weights"]).partition("@")
@@ -166,7 +185,7 @@ def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
     record = read_object(reader / RECORD_FILE)
     for name in ("arguments", "fingerprints"):
         record[name] = without_folders(record[name])
-    write_json(copy.path / RECORD_FILE, record)
-    metrics = read_object(run / METRICS_FILE)
+    write_sealed(copy.path / RECORD_FILE, record)
+    metrics = read_metrics(run)
     message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
     return push_folder(run, copy.path, repo, message, private=private)

@@ -27,10 +27,10 @@ from pgra.artifacts import (
     digest,
     lock_folder,
     user_cache,
-    write_json,
+    write_sealed,
     write_text,
 )
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Query, Turn, is_query, read_queries
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
@@ -41,7 +41,6 @@ from pgra.methods.base import Method, arguments_from, arguments_of, find_method,
 from pgra.methods.worth import measure_worth, take_evidence
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.inputs import Query, read_queries
 from pgra.reader.record import Reader, find_reader
 from pgra.report.metrics import measure, no_better_than_one_label
 from pgra.report.results import (
@@ -76,6 +75,23 @@ from pgra.run_folder import (
 logger = logging.getLogger(__name__)
 
 SEED_FIELD = "{seed}"
+_FEWEST = 20  # dev rows: of fewer, one label may do as well by chance
+_PATHS = {  # arguments that may name a file or folder
+    "artifacts_dir",
+    "causal_reranker",
+    "corpus",
+    "cross_encoder",
+    "dataset_name",
+    "encoder",
+    "index_dir",
+    "lm",
+    "model_name_or_path",
+    "query_dataset_name",
+    "reader_lm",
+    "test_file",
+    "train_file",
+    "validation_file",
+}
 
 
 @dataclass(frozen=True)
@@ -112,12 +128,14 @@ class Run:
         args: All of its arguments, by section.
         context: Its device, and where its index and bank are.
         reused: Whether it was there already.
+        busy: Held by the thread that decides queries.
     """
 
     folder: Path
     args: RunArguments
     context: Context = ALONE
     reused: bool = False
+    busy: Turn = field(default_factory=Turn, compare=False)
 
     @classmethod
     def load(
@@ -142,7 +160,7 @@ class Run:
             ModelError: If the device is not there.
         """
         context, changes = Context(device=device), {"device": device}
-        home = fetch_folder("reader", folder)
+        home = fetch_folder("run", folder)
         if is_on_hub(folder):
             artifacts_dir = artifacts_dir or user_cache()
             Path(artifacts_dir).mkdir(parents=True, exist_ok=True)
@@ -213,17 +231,11 @@ class Run:
         Raises:
             PgraError: If a query does not fit the task, or the run's models or corpus are gone.
         """
-        if isinstance(queries, str | Mapping):
+        if is_query(queries):
             return self.predict([queries])[0]
-        with quiet_transformers():  # the LM is loaded when it first has a text to read
-            task = self.method.data.task
-            asked = [
-                {name: query[name] for name in task.inputs if name in query}
-                if isinstance(query, Mapping)
-                else query
-                for query in queries
-            ]
-            examples = read_queries(asked, task=task.name, inputs=task.inputs)
+        # The LM is loaded when it first has a text to read; threads take turns.
+        with self.busy, quiet_transformers():
+            examples = read_queries(queries, self.method.data.task.inputs)
             decided = self.method.decide(examples)
         return [
             Answer(
@@ -415,7 +427,7 @@ def run_all(
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        check_same_run(args.folder, identity(method), is_whole=False)
+        check_same_run(args.folder, identity(method), args.as_json(), is_whole=False)
     shared.prepare()
     made: dict[int, Run] = {}
     for seed, args in runs.items():
@@ -430,7 +442,7 @@ def _make(method: Method, *, may_lack_reader: bool) -> Run:
     """Make a run, or return what is there; see `run_all`."""
     args, context, folder = method.args, method.context, method.args.folder
     named = identity(method)
-    check_same_run(folder, named)
+    check_same_run(folder, named, args.as_json())
     is_done = is_finished(folder, trains=args.trains)
     context.barrier()  # all have looked before the main process writes
     has_reader = args.trains
@@ -464,8 +476,9 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
         method.load(folder)
     else:
         if method.context.is_main:
-            write_json(folder / IDENTITY_FILE, named)
-            write_json(folder / ARGUMENTS_FILE, method.args.as_json())
+            write_sealed(folder / IDENTITY_FILE, named)
+            place = {"started_in": str(Path.cwd())}
+            write_sealed(folder / ARGUMENTS_FILE, {**method.args.as_json(), "place": place})
             prompt = method.sample_prompt()
             if prompt is not None:
                 write_text(folder / PROMPT_FILE, prompt)
@@ -474,7 +487,7 @@ def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str
         if fitted is not None:
             record = dict(fitted)
             if method.context.is_main:
-                write_json(folder / TRAINING_FILE, record)
+                write_sealed(folder / TRAINING_FILE, record)
         method.context.barrier()
     if record is not None and "seconds" in record:
         method.seconds["training"] = float(str(record["seconds"]))
@@ -548,7 +561,8 @@ def _nothing_learnt(
     truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
     predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
     measured = {split: measure(metric, truth[split], predicted, names)[metric]}
-    if training.get("metric") == metric and training.get("value") is not None:
+    is_telling = len(truth["dev"]) >= _FEWEST and training.get("metric") == metric
+    if is_telling and training.get("value") is not None:
         measured["dev"] = float(training["value"])
     found = [
         no_better_than_one_label(name, metric, value, truth[name], data.labels)
@@ -595,6 +609,8 @@ def evaluate_run(
     if target != folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
+    if not method.data.examples(split):
+        raise ConfigError(f"{folder} has no {split} set: measure it on --test_file")
     free = {each for name in changes or {} for each in (name, f"reader.{name}")}
     if target != folder:
         free |= {"answers", split, f"candidates/{split}", f"evidence/{split}"}
@@ -629,6 +645,8 @@ def _context_of(
 def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
     """Read a run's arguments, with changes by name.
 
+    A relative path is looked for where the run was started, then as it is.
+
     Raises:
         ArtifactError: If there are none, or they are damaged or of another version.
         ConfigError: If they contradict each other.
@@ -639,10 +657,22 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
         raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
     values = read_object(path)
     with reading(path, ArtifactError):
-        args = arguments_from(values.get("arguments", values), changes)
+        sections = values.get("arguments", values)
+        start = Path(sections.get("place", {}).get("started_in", ""))
+        for section in sections.values():
+            for name, value in section.items():
+                if name in _PATHS or str(value).endswith(".yaml"):
+                    section[name] = _from(start, value)
+        args = arguments_from(sections, changes)
     if (folder / METRICS_FILE).is_file():
         read_metrics(folder, DECIDING_FILES)
     return args
+
+
+def _from(start: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from(start, item) for item in value]
+    return str(start / value) if value and (start / value).exists() else value
 
 
 # Several seeds.

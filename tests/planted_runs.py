@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.core import Example, Prediction
 from pgra.report.results import Decisions, EvidenceLine, write_results
 
@@ -65,7 +65,7 @@ def plant(
     }
     for section, changes in (arguments or {}).items():
         values[section] = {**values.get(section, {}), **changes}
-    write_json(folder / "arguments.json", values)
+    write_sealed(folder / "arguments.json", values)
     write_results(folder, about, names, examples, Decisions(predictions, lines))
     return folder
 
@@ -96,7 +96,7 @@ def plant_grid(
         **grid,
     }
     root.mkdir(parents=True, exist_ok=True)
-    write_json(root / "grid.json", values)
+    write_sealed(root / "grid.json", values)
     return root
 
 

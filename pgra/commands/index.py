@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pgra.commands.common import about, given_names, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.core import MISSING_ROW, Candidates, Context, Worker, join_context
+from pgra.core import MISSING_ROW, Candidates, Context, Worker, as_query, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
-from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, PartDone, check_alone, visible
 from pgra.methods.arguments import RuntimeArguments
 from pgra.retrieval.base import (
@@ -95,8 +94,7 @@ class TextArguments(Arguments):
 
     def check(self) -> None:
         for text in self.text:
-            if not text.strip() or not is_utf8(text):
-                raise ConfigError(f"--text {text!a} is empty, or holds a NUL or no UTF-8")
+            as_query("--text", text)
 
 
 _UNUSED = ("method", "num_neighbors", "neighbor_encoder")
@@ -158,7 +156,8 @@ def build(argv: Sequence[str] | None = None) -> int:
 def search(words: Sequence[str]) -> int:
     r"""Look up the passages of a corpus, or of an index (--index_dir), that come near a text.
 
-    With --task an LM then orders them under the task's prompt: pgra search --task NAME --help.
+    With --task an LM then orders them under the task's prompt: pgra search --task NAME --help. With
+    --reranker likelihood, cross-encoder or causal a model orders them without a task.
 
     Examples:
       pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \

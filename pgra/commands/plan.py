@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pgra.artifacts import write_json
 from pgra.commands.common import about, name_leading, parse_run, quiet_libraries, say
 from pgra.commands.report import consistency
+from pgra.config import Defaults
 from pgra.errors import ConfigError
 from pgra.methods.arguments import RunArguments, WorthArguments
 
@@ -132,7 +133,13 @@ def worth(argv: Sequence[str] | None = None) -> int:
     words = name_leading("--runs", argv)
     if words[:1] == ["--runs"]:
         return consistency(words)
-    args, (how,) = parse_run(words, [WorthArguments], prog="pgra worth", **about(worth))
+    args, (how,) = parse_run(
+        words,
+        [WorthArguments],
+        prog="pgra worth",
+        over=[Defaults("pgra worth", {"evidence": "auto"})],
+        **about(worth),
+    )
     quiet_libraries()
     from pgra.core import Context
     from pgra.methods.worth import measure_worth, worth_table

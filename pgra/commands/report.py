@@ -14,6 +14,7 @@ from pgra.errors import ConfigError
 if TYPE_CHECKING:
     from pgra.report.compare import Study
     from pgra.report.results import Group, Trial
+    from pgra.report.tables import Sample
 
 logger = logging.getLogger(__name__)
 _PAGE_SAMPLES = 100  # queries of a task that a page shows
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.samples is not None:
         if args.output:
             raise ConfigError("samples are shown, not written: leave out --samples or --output")
-        say("\n\n".join(show_samples(groups, args.samples)))
+        say("\n\n".join(map(str, find_samples(groups, args.samples))))
         return 0
     for name in args.output:  # before anything is written
         choose("ending of --output", Path(name).suffix, (".html", *FORMATS, *_FIGURES))
@@ -99,7 +100,7 @@ def write_page(
     from pgra.report.tables import render_page
 
     title = title or ", ".join(study.group.title for study in studies)
-    samples = show_samples([study.group for study in studies], _PAGE_SAMPLES)
+    samples = find_samples([study.group for study in studies], _PAGE_SAMPLES)
     write_text(path, render_page(title, studies, samples, lead=lead))
 
 
@@ -114,14 +115,16 @@ def _tell(studies: "Sequence[Study]", kind: str) -> str:
     return "\n\n".join(FORMATS[kind](table) for table in tables)
 
 
-def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
-    """Show queries, with what each run read and answered, as KATE's tables 5, 7 and 10 do.
+def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
+    """Return queries, with what each run read and answered, as KATE's tables 5, 7 and 10 do.
 
-    `count` queries of each task are shown, and runs of one task stand together.
+    They are `count` of each task, those on which its runs differ first.
 
     Raises:
         DataError: If a pool that exemplars were chosen from is gone.
     """
+    from pgra.report.tables import Said, Sample
+
     folders: dict[str, dict[Path, Trial]] = {}
     for run in (run for group in groups for run in group.runs):
         # The metric of written answers follows the task's name, a run for each.
@@ -134,12 +137,15 @@ def show_samples(groups: "Sequence[Group]", count: int) -> list[str]:
         pools = [_pool_texts(run) for run in runs.values()]
         for name in shared[:count]:
             first = lines[0][name]
-            text = [f"{task}, {name}: {_one_line(first['text'])}"]
-            text.append(f"  right: {' | '.join(first.get('answers') or [str(first['label'])])}")
-            for run, each, pool in zip(runs.values(), lines, pools, strict=True):
-                text.append(f"  {run.name}, seed {run.seed}: {each[name]['prediction']}")
-                text += _read_before(each[name], pool)
-            shown.append("\n".join(text))
+            right = " | ".join(first.get("answers") or [str(first["label"])])
+            answers = []
+            for run, by_id, pool in zip(runs.values(), lines, pools, strict=True):
+                line = by_id[name]
+                is_label = None if "answers" in line else line["prediction"] == line["label"]
+                is_right = line.get("is_right", is_label)
+                who = f"{run.name}, seed {run.seed}"
+                answers.append(Said(who, line["prediction"], is_right, _read_before(line, pool)))
+            shown.append(Sample(task, f"{name}: {_one_line(first['text'])}", right, answers))
     return shown
 
 
@@ -159,7 +165,7 @@ def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
     found = [
         (one["similarity"], pool.get(one["id"], one["id"])) for one in line.get("exemplars", [])
     ] or [(one["score"], _one_line(one["text"])) for one in line["evidence"]]
-    return [f"    {'' if score is None else f'{score:.3f}'!s:>7}  {text}" for score, text in found]
+    return [f"{'' if score is None else f'{score:.3f}'!s:>7}  {text}" for score, text in found]
 
 
 def _one_line(text: str) -> str:

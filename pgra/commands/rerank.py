@@ -45,13 +45,15 @@ def main(words: Sequence[str]) -> int:
       pgra search "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --reranker cross-encoder \
           --cross_encoder cross-encoder/ms-marco-MiniLM-L6-v2
+      pgra search "Where is it?" --corpus docs.txt --encoder bundled:minilm-l6 \
+          --reranker likelihood --lm bundled:smollm2-135m
       pgra search --task sst2 --config configs/experiments/paper.yaml
 
-    With texts, it shows the best of both stages (the exemplars in the prompt are the task's); with
-    --queries FILE and --trec or --qrels, it writes the second stage's order of all candidates as a
-    TREC run, or measures it. Without, it runs both stages for all splits of the task, and says
-    where their products lie. With --retriever exhaustive the LM reads the whole corpus once, and
-    candidates are the best of all of it.
+    With texts, it shows the best of both stages (the exemplars in the prompt are the task's; only
+    --reranker prompted needs a task); with --queries FILE and --trec or --qrels, it writes the
+    second stage's order of all candidates as a TREC run, or measures it. Without, it runs both
+    stages for all splits of the task, and says where their products lie. With --retriever
+    exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
     from pgra.core import join_context
 
@@ -113,7 +115,9 @@ def _open(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
     from pgra.core import Example
     from pgra.methods.stages import Stages
 
-    search = Stages.read(args, context)
+    is_bare = args.data.task is None and texts
+    search = Stages.without_task(args, context) if is_bare else Stages.read(args, context)
+    search.finds_itself = True
     fields = search.prompt.template.passage_fields
     return search, [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
 

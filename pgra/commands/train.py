@@ -18,7 +18,6 @@ from pgra.errors import (
     DamageError,
     DataError,
     check_alone,
-    reading,
     visible,
 )
 from pgra.methods.arguments import RunArguments
@@ -169,6 +168,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
 
     names = ("test_file", "decode", "device", "artifacts_dir")
     changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    changes["allow_test_in_train"] = True  # to measure on what was trained on is noted
     context = join_context(args.device or "auto")
     target = None if args.output_dir is None else Path(args.output_dir)
     measured = evaluate_run(
@@ -346,20 +346,21 @@ def verify(argv: Sequence[str] | None = None) -> int:
     """
     words = common.name_leading("--folders", argv)
     (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **common.about(verify))
-    from pgra.artifacts import CHECKSUMS_FILE, MANIFEST, find_damage
+    from pgra.artifacts import RECORDS, find_damage, read_sealed
 
-    ours, num_records, damage = (MANIFEST, CHECKSUMS_FILE, "metrics.json", "pgra.json"), 0, []
+    num_records = 0
+    damage = []
     for path in sorted(path for folder in args.folders for path in Path(folder).rglob("*.json")):
-        try:
-            with reading(path, DamageError):
-                files = json.loads(path.read_text(encoding="utf-8"))["files"]
-                found = [f"{path.parent / n} {what}" for n, what in find_damage(path.parent, files)]
-        except DamageError as error:
-            if path.name not in ours:  # such as the JSON of a model, which holds no records
-                continue
-            found = [error.what]
+        if not RECORDS.fullmatch(path.name):  # such as the JSON of a model
+            continue
         num_records += 1
-        damage += found
+        try:
+            files = read_sealed(path).get("files", {})
+        except DamageError as error:
+            damage.append(error.what)
+        else:
+            found = find_damage(path.parent, files)
+            damage += [f"{path.parent / name} {what}" for name, what in found]
     where = ", ".join(args.folders)
     if not num_records:
         raise ArtifactError(f"{where} has no checksums: give artifacts, runs, or what holds some")

@@ -22,10 +22,10 @@ import xxhash
 
 from pgra import artifacts as store
 from pgra.config import Arguments, arg
-from pgra.core import MISSING_ROW, Json, Rows
+from pgra.core import MISSING_ROW, Json, Rows, as_texts
 from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
-from pgra.errors import ConfigError, DamageError, DataError, reading
+from pgra.errors import ConfigError, DamageError, DataError, reading, show, unknown_name
 from pgra.progress import Bar
 
 logger = logging.getLogger(__name__)
@@ -287,8 +287,7 @@ def open_corpus(
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; if a
-            passage of a list or a data set is no text, or blank.
-        ValueError: If `source` is none of these.
+            passage of a list or a data set is no text, or blank; if `source` is none of these.
     """
     keeper = store.TemporaryFolder() if artifacts is None else None
     root = keeper.path if keeper else Path(str(artifacts))
@@ -320,20 +319,20 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
     The file's name holds a digest of the texts.
 
     Raises:
-        DataError: If one is no text, or blank: its place would be another's.
-        ValueError: If there are none, or they are something else, such as a list of files.
+        DataError: If one is no text, or blank: its place would be another's; if there are none, or
+            they are something else, such as a list of files.
     """
-    is_table = isinstance(getattr(passages, "column_names", None), list)  # a `datasets.Dataset`
-    texts = passages[corpus_field] if is_table else passages
-    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
-        kind = type(passages).__name__
-        raise ValueError(f"passages are of type {kind}: give a list of texts, a file, or a Dataset")
-    found = [read.clean_text(f"passage {row}", corpus_field, t) for row, t in enumerate(texts)]
+    columns: Any = getattr(passages, "column_names", None)
+    is_table = isinstance(columns, list)  # a `datasets.Dataset`
+    if is_table and corpus_field not in columns:
+        raise DataError(f"passages: {unknown_name('column', corpus_field, columns)}")
+    texts = as_texts("passages", passages[corpus_field] if is_table else passages)
+    found = [text.strip() for text in texts]
     if not all(found):
         raise DataError(f"passage {found.index('')} is blank: leave it out")
     if not is_table and all(map(os.path.isfile, found)):  # none at all, too
-        raise ValueError(
-            f"{found[:1] or 'nothing'} is no passage: give CorpusArguments(corpus=[FILE, ...])"
+        raise DataError(
+            f"passages are {show(found)}: give texts, or CorpusArguments(corpus=[FILE, ...])"
         )
     file = folder / f"passages-{store.digest(found)[:12]}.jsonl"
     if not file.is_file():

@@ -8,6 +8,7 @@ It is never the test set, which may be held out of train too.
 
 import logging
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +18,20 @@ import numpy as np
 
 from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
-from pgra.core import Example, Json
+from pgra.core import Example, Json, as_list
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import Record, clean_text, file_kind, load_data_set, read_label, read_table
+from pgra.data.read import (
+    Record,
+    clean_text,
+    file_kind,
+    load_data_set,
+    parse_json,
+    read_label,
+    read_table,
+)
 from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
-from pgra.errors import ConfigError, DataError, reading
+from pgra.data.text import copy_key
+from pgra.errors import ConfigError, DataError, reading, show
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +88,9 @@ class DataArguments(Arguments):
         below=1,
     )
     split_seed: int = arg(0, "Seed of the held-out parts and of every sub-sample.")
+    allow_test_in_train: bool = arg(
+        False, "Measure even where each test text also stands in the training file."
+    )
 
     def check(self) -> None:
         """Hold out a test set where there is none: a run that is measured again knows of it."""
@@ -140,11 +153,27 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     return RawSplit(rows, columns, where, classes, is_own)
 
 
-# A `datasets.Dataset`, mappings, or pairs (text, label) of a task with one input.
-Rows = Iterable[Any]
+# A `datasets.Dataset`, a pandas table, a file, mappings, or pairs (text, label) of a task with one
+# input.
+Rows = Iterable[Any] | Path
+_KINDS = (
+    "a datasets.Dataset (one split), a pandas table, a list of dicts, or of pairs (text, label) "
+    "for a task of one input"
+)
 
 
-def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) -> RawSplit:
+def as_rows(name: str, rows: Rows) -> Rows:
+    """Return rows that can be read twice: a data set or a file's name, or anything else as a list.
+
+    Raises:
+        DataError: If they are of another kind.
+    """
+    if isinstance(rows, str | Path) or hasattr(rows, "features"):  # it names its classes
+        return rows
+    return as_list(name, rows, _KINDS)
+
+
+def open_rows(task: Task | GenerationTask, rows: Rows, where: str) -> RawSplit:
     """Open rows in memory, or a file by its name; messages call them `where`.
 
     Columns have the names that the task's files or its hub data set have.
@@ -154,18 +183,15 @@ def open_rows(task: Task | GenerationTask, rows: Rows | str | Path, where: str) 
     """
     if isinstance(rows, str | Path):
         return open_file(task, at_home(rows))
-    kinds = "a datasets.Dataset, a list of dicts, or of pairs (text, label) for a task of one input"
-    if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
-        raise DataError(f"{where} is a {type(rows).__name__}: give {kinds}")
     found = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(as_list(where, rows, _KINDS)):
         place = f"{where}, row {number}"
         if isinstance(row, Example):
             row = {**row.fields, task.target: row.label}
         elif isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
             row = dict(zip((task.inputs[0], task.target), row, strict=True))
         if not isinstance(row, Mapping):
-            raise DataError(f"{place} is a {type(row).__name__} ({row!r:.60}): give {kinds}")
+            raise DataError(f"{place} is a {type(row).__name__}, {show(row)}: give {_KINDS}")
         values = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
         found.append(Record(number, values, place))
     if not found:
@@ -290,20 +316,23 @@ def load_splits(
     args: DataArguments,
     *,
     is_trained: bool = True,
+    least_dev: int = 0,
     query_dataset_name: str | None = None,
 ) -> Splits:
     """Read a task's data and divide it.
 
     Held out are the same share of each label (rounded, at least one), drawn by `split_seed`: first
     a test set, where `test_fraction` asks for one, then a dev set of at most `max_dev_samples`.
-    Sub-samples are drawn with the seed too and keep the source's order.
+    Copies of a text stay on one side. Sub-samples are drawn with the seed too and keep the source's
+    order. A dev set of fewer than `least_dev` rows is of no use: all stay in train.
 
     If nothing `is_trained`, train is a pool of exemplars, all of it, and dev is empty. The test
     split of `query_dataset_name`, if it is named, holds the queries.
 
     Raises:
         ConfigError: If a validation file is named for nothing, or queries are named twice.
-        DataError: If a split is missing, unreadable, empty, or has rows without a known label.
+        DataError: If a split is missing, unreadable, empty, or has rows without a known label, or
+            each test text is one of train.
     """
     seed, validation, test = args.split_seed, args.validation_file, args.test_file
     if validation is not None and (validation == test or not is_trained):
@@ -330,7 +359,9 @@ def load_splits(
         dev = sample(read["validation"], args.max_dev_samples, seed)
     elif is_trained:
         most = args.max_dev_samples
-        dev, rest = _hold_out(task, learned, "validation", args.dev_fraction, seed, most=most)
+        wanted = args.dev_fraction * len(learned)
+        if min(wanted, most or wanted) >= least_dev:
+            dev, rest = _hold_out(task, learned, "validation", args.dev_fraction, seed, most=most)
     train = sample(rest, args.max_train_samples, seed)
     tested = sample(read["test"], args.max_test_samples, seed)
     labels = {example.label for example in train}
@@ -339,8 +370,14 @@ def load_splits(
         logger.warning("%s: no training example has the label %s", task.name, missing)
     counts = (task.name, len(train), len(dev), len(tested))
     logger.info("%s: %d training, %d dev and %d test examples", *counts)
-    texts = {example.text for example in learned}
-    shared = sum(example.text in texts for example in tested)
+    texts = {copy_key(example.text) for example in learned}
+    shared = sum(copy_key(example.text) in texts for example in tested)
+    is_allowed = args.allow_test_in_train or not is_trained  # a pool has a guard of its own
+    if shared == len(tested) and not is_allowed:
+        raise DataError(
+            f"all {shared} test texts also stand in the training file, so nothing new is measured: "
+            "give another --test_file, or --allow_test_in_train"
+        )
     return Splits(train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
 
 
@@ -379,25 +416,36 @@ def _hold_out(
     *,
     most: int | None = None,
 ) -> tuple[list[Example], list[Example]]:
-    """Draw a share of each label's rows; return it and the rest, both in order.
+    """Draw a share of each label's texts, with their copies; return it and the rest, in order.
 
-    At least one is drawn of two or more, and at most `most` in all.
+    At least one is drawn of two or more, and at most `most` rows in all, unless one text alone has
+    more copies.
     """
-    groups: list[Sequence[int]] = [range(len(rows))]
+    copies: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        copies.setdefault(copy_key(row.text), []).append(number)
+    texts = list(copies.values())
+    groups = [texts]
     if isinstance(task, Task):
-        groups = [[i for i, row in enumerate(rows) if row.label == name] for name in task.labels]
+        groups = [[text for text in texts if rows[text[0]].label == name] for name in task.labels]
     most = len(rows) if most is None else most
     share = min(share, most / len(rows))
     draw = random.Random(seed)
-    held: list[int] = []
+    held: list[list[int]] = []
     for group in groups:
         wanted = max(1, round(len(group) * share))
         held += draw.sample(group, min(wanted, max(len(group) - 1, 0)))
     if len(held) > most:
         held = draw.sample(held, most)
     if not held:
-        raise DataError(f"too few rows ({len(rows)}) to hold out {split}: give --{split}_file")
-    chosen = set(held)
+        raise DataError(
+            f"too few texts ({len(texts)}) to hold out {split}: give 3 or more of each label, or "
+            f"--{split}_file"
+        )
+    chosen: set[int] = set()
+    for text in held:
+        if not chosen or len(chosen) + len(text) <= most:
+            chosen.update(text)
     rest = [row for number, row in enumerate(rows) if number not in chosen]
     return [rows[number] for number in sorted(chosen)], rest
 
@@ -451,7 +499,8 @@ def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Exampl
 
 
 # Examples whose answers are written: their files are jsonl. A row's answers are a text, a list of
-# texts, or TriviaQA's value with its aliases; a table's are sentences that describe it.
+# texts (as JSON in a text, too), TriviaQA's value with its aliases, or SQuAD's texts; a table's are
+# sentences that describe it.
 
 
 @dataclass(frozen=True)
@@ -493,7 +542,10 @@ def _read_answers(
 ) -> AnsweredExample:
     """Read one row; a DataError with its place if something is missing or no text."""
     with reading(row.place):
-        parsed, given, table = _parse(task.kind, row.fields, columns)
+        try:
+            parsed, given, table = _parse(task.kind, row, columns)
+        except KeyError as error:  # within a column
+            raise DataError(f"{row.place}: {error} is missing in a column's value") from None
     fields = {field: clean_text(row.place, field, parsed.get(field)) for field in task.inputs}
     answers = [clean_text(row.place, ANSWERS, answer) for answer in given]
     right = tuple(dict.fromkeys(answer for answer in answers if answer))
@@ -503,36 +555,55 @@ def _read_answers(
 
 
 def _parse(
-    kind: str, values: Mapping[str, Any], columns: Mapping[str, str]
+    kind: str, row: Record, columns: Mapping[str, str]
 ) -> tuple[Mapping[str, object], Sequence[object], Table | None]:
-    """Return a row's fields, answers and table."""
+    """Return a row's fields, answers and table; a KeyError if a column's value lacks something."""
     if kind == "question":
-        fields = {name: values[column] for name, column in columns.items()}
-        given = fields.pop(ANSWERS)
-        if isinstance(given, Mapping):  # TriviaQA: the answer, and other names of it
-            given = [given["value"], *given.get("aliases", ())]
-        return fields, given if isinstance(given, list) else [given], None
+        fields = {name: row.value(column) for name, column in columns.items()}
+        return fields, _list_answers(row, columns[ANSWERS]), None
     if kind == "totto":
-        given, cells = values["sentence_annotations"], values["table"]
-        if isinstance(given, Mapping):  # on the hub a mapping of lists
-            sentences = list(given["final_sentence"])
+        annotations: Any = row.value("sentence_annotations")
+        if isinstance(annotations, Mapping):  # on the hub a mapping of lists
+            sentences = list(annotations["final_sentence"])
         else:
-            sentences = [each["final_sentence"] for each in given]
-        table = _read_table(values, cells, values["highlighted_cells"])
+            sentences = [annotation["final_sentence"] for annotation in annotations]
+        table = _read_table(row, row.value("table"), row.value("highlighted_cells"))
         return {"table": table.line}, sentences, table
+    lines: Any = row.value("table_array")
     cells = [  # FeTaQA's tables have one line of headers
         [{"value": value, "is_header": number == 0, "column_span": 1} for value in line]
-        for number, line in enumerate(values["table_array"])
+        for number, line in enumerate(lines)
     ]
-    table = _read_table(values, cells, values["highlighted_cell_ids"])
-    return {"table": table.line, "question": values["question"]}, [values["answer"]], table
+    table = _read_table(row, cells, row.value("highlighted_cell_ids"))
+    fields = {"table": table.line, "question": row.value("question")}
+    return fields, [row.value("answer")], table
 
 
-def _read_table(
-    values: Mapping[str, Any], rows: Sequence[Sequence[Mapping[str, Any]]], chosen: Any
-) -> Table:
+_LIST = re.compile(r"""\s*\[\s*["'].*\]\s*""", re.DOTALL)
+
+
+def _list_answers(row: Record, column: str) -> list[object]:
+    """Return a question's answers: a text, a list of texts or its JSON, TriviaQA's or SQuAD's."""
+    answers: Any = row.value(column)
+    place = f"{row.place}, '{column}'"
+    if isinstance(answers, Mapping) and "text" in answers:  # SQuAD: texts, and where they begin
+        answers = answers["text"]
+    elif isinstance(answers, Mapping):  # TriviaQA: the answer, and other names of it
+        value = Record(row.line, answers, place).value("value")
+        answers = [value, *answers.get("aliases", ())]
+    if isinstance(answers, str) and _LIST.fullmatch(answers):
+        try:
+            answers = parse_json(answers)  # PopQA
+        except ValueError:
+            raise DataError(
+                f"{place} is {show(answers)}, the text of a list: give a list"
+            ) from None
+    return answers if isinstance(answers, list) else [answers]
+
+
+def _read_table(record: Record, rows: Any, chosen: Any) -> Table:
     """Read a table of cells as ToTTo has them; `chosen` are row and index of the highlighted."""
-    titles = [_text(values["table_page_title"]), _text(values["table_section_title"])]
+    titles = [_text(record.value(f"table_{part}_title")) for part in ("page", "section")]
     parts, said = [("page_title", titles[0]), ("section_title", titles[1])], []
     for row, index in chosen:
         if min(row, index) < 0:
@@ -550,10 +621,11 @@ def _read_table(
         parts += [("row_header", _text(cell["value"])) for cell in left]
     written = (f"<{tag}>{' '.join(text.split())}" for tag, text in parts if text.strip())
     inside = [_text(cell["value"]) for row in rows for cell in row]
-    more = _text(values.get("table_section_text") or "")
+    more = _text(record.fields.get("table_section_text") or "")
     every = [text for text in (*inside, *titles, more) if text.strip()]
     must = [text for text in (*said, *titles) if text.strip()]
-    return Table(" ".join(written), every, must, values.get("overlap_subset"))
+    is_overlap: Any = record.fields.get("overlap_subset")
+    return Table(" ".join(written), every, must, is_overlap)
 
 
 def _spans(row: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int, int]]:

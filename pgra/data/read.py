@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pgra.artifacts import at_home
+from pgra.core import as_text
 from pgra.errors import ArtifactError, ConfigError, DataError, cut, reading, show, unknown_name
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
@@ -115,15 +116,6 @@ def _open_bytes(path: Path) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(unpacked, 1 << 20))
 
 
-def is_utf8(text: str) -> bool:
-    """Whether a text can be kept as UTF-8: it holds no NUL and no half surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def _objects(path: Path) -> Iterator[Record]:
     """Yield a jsonl file's objects; blank lines are skipped."""
     for number, line in enumerate(read_lines(path), 1):
@@ -158,7 +150,8 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
                 raise DataError(f"{place}: a cell is quoted, as no tsv's is: save the file as csv")
             yield Record(rows.line_num, values, place)
     except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: not valid {kind} ({error})") from None
+        number = rows.reader.line_num  # that of `rows` itself is the last line read whole
+        raise DataError(f"{path}, line {number}: not valid {kind} ({error})") from None
 
 
 def parse_json(text: str) -> Any:
@@ -188,11 +181,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_distinct)
 
 def clean_text(place: str, name: str, value: object) -> str:
     """Return a text, stripped; a DataError if it is no text, or cannot be kept as UTF-8."""
-    if not isinstance(value, str):
-        raise DataError(f"{place}: '{name}' is {show(value)}, not text")
-    if not is_utf8(value):
-        raise DataError(f"{place}: '{name}' holds a NUL or half a surrogate pair")
-    return value.strip()
+    return as_text(f"{place}: '{name}'", value).strip()
 
 
 def read_label(
@@ -266,7 +255,8 @@ def fetch_folder(kind: str, name: str | Path, *, token: str | None = None) -> Pa
         return Path(snapshot_download(repo, revision=revision or None, token=token))
     except hub_errors() as error:
         raise ArtifactError(
-            f"{kind} '{name}' is no folder here, and the hub says: {hub_reason(error)}"
+            f"there is no {kind} '{name}': no such folder here, and none on the hub, where names "
+            f"are OWNER/NAME ({cut(hub_reason(error))})"
         ) from None
 
 
@@ -312,5 +302,5 @@ def load_data_set(
     except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
         reason = hub_reason(error.__cause__ or error)  # its own words may be vague
         raise DataError(
-            f"cannot load data set '{repo}': it is no folder here, and the hub says: {reason}"
+            f"cannot load data set '{repo}': it is not a folder here, and the hub says: {reason}"
         ) from None

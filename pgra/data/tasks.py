@@ -234,7 +234,7 @@ class GenerationTask(_Sourced):
 
     folder = "generation"
     target = ANSWERS
-    file_kinds = ("jsonl",)
+    file_kinds: ClassVar[Sequence[str]] = ("jsonl",)
     labels: ClassVar[tuple[str, ...]] = ()
     prompt_words: ClassVar[Mapping[str, str]] = {}
     reader_words: ClassVar[Mapping[str, str]] = {}
@@ -294,6 +294,18 @@ def check_distinct(key: str, names: Sequence[str]) -> None:
     plain = [name.strip() for name in names]
     if len(set(plain)) < len(plain) or "" in plain:
         raise ConfigError(f"{key} names something twice, or nothing: {', '.join(names)}")
+
+
+def bare_task(name: str, inputs: Sequence[str]) -> GenerationTask:
+    """Return a task of which only the inputs are read."""
+    return GenerationTask(
+        name=name,
+        inputs=tuple(inputs),
+        kind="question",
+        frame=" ".join(f"{{{field}}}" for field in inputs),
+        metrics=("exact_match",),
+        num_exemplars=0,
+    )
 
 
 def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ still gives plausible neighbours. So it is named, resolved once and kept in fing
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder
-from pgra.core import Example, Json, run_overlapped
+from pgra.core import Example, Json, Turn, as_texts, run_overlapped
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -55,13 +55,15 @@ def plain_pooling(name: str) -> str:
     return "pooler" if is_supervised else "cls_before_pooler"
 
 
-def _open_modules(path: str, *, pooling: str, dtype: torch.dtype) -> Any:
+def _open_modules(path: str, *, pooling: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """Load a `SentenceTransformer`; under another pooling, its transformer and that alone."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     weights = {"dtype": dtype, "use_safetensors": True}
-    model: Any = SentenceTransformer(path, device="cpu", model_kwargs=weights)
+    model: Any = SentenceTransformer(
+        path, device="cpu", model_kwargs=weights, trust_remote_code=trust_remote_code
+    )
     if pooling == OWN:
         return model
     first = model[0]
@@ -156,11 +158,13 @@ class Encoder:
         pad_token_id: Fills up batches; positions are counted by it.
         query_prompt: What each query begins with; usually nothing.
         inputs: Its files, as they were when it was identified.
+        busy: Held by the thread that encodes.
     """
 
     def __init__(self, args: PassageEncoderArguments, device: str = "auto") -> None:
         """Load what the arguments name; see `Encoder.load`."""
         self.args, self.device = args, load.choose_device(device)
+        self.busy = Turn()
         source = load.fetch_parts(load.find_model(args.encoder))
         dtype = load.choose_dtype(args.encoder_dtype, self.device)
         pooling, is_bare = args.pooling, not load.read_parts(source)
@@ -239,7 +243,7 @@ class Encoder:
         return {**self.fingerprint, **own}
 
     def encode(
-        self, texts: Sequence[str], *, is_query: bool = False, advance: Advance = int
+        self, texts: Iterable[str], *, is_query: bool = False, advance: Advance = int
     ) -> Vectors:
         """Encode texts; return (n, D) float32, in the order given.
 
@@ -248,9 +252,11 @@ class Encoder:
         shown.
 
         Raises:
+            DataError: If `texts` is not a list of texts; a blank one has a vector too.
             ModelError: If a vector is not finite, one text does not fit in memory, or the device
                 fails.
         """
+        texts = as_texts("texts", texts)
         if advance is int:
             with Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
                 return self.encode(texts, is_query=is_query, advance=bar.update)
@@ -263,7 +269,10 @@ class Encoder:
             vectors[start : start + _CHUNK] = finish()
 
         starts = range(0, len(texts), _CHUNK)
-        run_overlapped(starts, prepare, lambda ready: self.begin(ready, advance=advance), keep=keep)
+        with self.busy:  # the tokenizer holds a call's lengths, the layers its packed weights
+            run_overlapped(
+                starts, prepare, lambda ready: self.begin(ready, advance=advance), keep=keep
+            )
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:

@@ -13,11 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import from_values
-from pgra.core import ALONE, Context, Example, Json, as_list, check_count
+from pgra.core import (
+    ALONE,
+    Context,
+    Example,
+    Json,
+    Query,
+    Turn,
+    as_list,
+    check_count,
+    is_query,
+    read_queries,
+)
 from pgra.data.examples import open_rows
-from pgra.data.read import Record, read_label
+from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
-from pgra.errors import ConfigError, DataError, show
+from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
     DRAWS,
@@ -36,9 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# a text, or columns by name; the label of an item is ignored
-Query = str | Mapping[str, Any] | Example
-
 
 class ExemplarSelector:
     """Chooses labelled examples for a prompt: the query's nearest in a pool, KATE.
@@ -50,6 +58,7 @@ class ExemplarSelector:
         args: The choice that is asked for.
         pool: The examples as they were read, and their leak guard.
         similarity: What compares them with a query; None where nothing does.
+        busy: Held by the thread that chooses or adds.
     """
 
     def __init__(
@@ -102,7 +111,7 @@ class ExemplarSelector:
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if task is None:
-            task = _pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
+            task = pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
         self.task = load_any_task(str(task)) if isinstance(task, str | Path) else task
         self._columns = {name: name for name in self.task.inputs}
         loaded: ExampleEncoder | None = None
@@ -115,6 +124,7 @@ class ExemplarSelector:
         named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
         named |= {"vector_metric": metric, "order": order, "exemplar_seed": seed, **options}
         self.args = from_values(SelectionArguments, named, num_exemplars=1)
+        self.busy = Turn()
         self.items: list[Any] = []
         self._examples: list[Example] = []
         self.pool = ExemplarPool(self._examples, self.args.leak_jaccard if leak_guard else None)
@@ -124,22 +134,22 @@ class ExemplarSelector:
     def __len__(self) -> int:
         return len(self.pool.examples)
 
-    def select(self, query: Query | list[Query], k: int = 8) -> list[Any]:
+    def select(self, query: Query | Iterable[Query], k: int = 8) -> list[Any]:
         """Return the pool's items for a query, nearest first; of a list of queries a list of each.
 
         Args:
-            query: A text, or a mapping with the pool's text columns, such as an item of it; or a
-                list of them, which are encoded together.
+            query: A text, or a mapping with the pool's text columns, such as an item of it, whose
+                label is ignored; or a list of them, which are encoded together.
             k: How many; fewer where the pool has fewer beside copies and leaks.
 
         Raises:
             ConfigError: If the pool does not fit the selection.
-            DataError: If a query lacks a column, or is no text.
+            DataError: If a query lacks a column, is blank, or is not a text.
             ValueError: If `k` is no whole number of at least 0.
         """
-        asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
-        found = [[self.items[row] for row in rows] for rows in self._choose(asked, k)]
-        return found if isinstance(query, list) else found[0]
+        chosen = self._choose(self._queries(query), k)
+        items = [[self.items[row] for row in rows] for rows in chosen]
+        return items[0] if is_query(query) else items
 
     def prompt(self, query: Query, k: int = 8) -> str:
         """Return the few-shot prompt of a query: its exemplars in `order`, then itself, unanswered.
@@ -149,8 +159,9 @@ class ExemplarSelector:
         Raises:
             DataError: As `select`.
         """
-        asked, seed = self._query(query), self.args.exemplar_seed or 0
+        (asked,) = self._queries([query])
         (rows,) = self._choose([asked], k)
+        seed = self.args.exemplar_seed or 0
         rows = arrange(rows, self.args.order, query=asked.text, seed=seed)
         exemplars = [self.pool.examples[row] for row in rows]
         return task_format(self.task).write(exemplars, asked.fields)
@@ -167,8 +178,6 @@ class ExemplarSelector:
         self._take([items] if is_pair or isinstance(items, str | Mapping | Example) else items)
 
     def _take(self, pool: Any) -> None:
-        if hasattr(pool, "iloc"):  # pandas, whose iterator gives names
-            pool = pool.to_dict("records")
         items = as_list("pool", pool, "a list of items, or one data set")
         if not items:
             return
@@ -184,11 +193,12 @@ class ExemplarSelector:
                 row = replace(row, fields={column: value[0]})
             label = read_label(row, column, labels=labels, classes=raw.classes)
             read.append(Example(f"pool-{first + at}", fields, label))
-        self.items += items
-        self._examples += read
-        self.pool = replace(self.pool)  # a new guard
-        if self.similarity is not None:
-            self.similarity = self.similarity.renewed()
+        with self.busy:
+            self.items += items
+            self._examples += read
+            self.pool = replace(self.pool)  # a new guard
+            if self.similarity is not None:
+                self.similarity = self.similarity.renewed()
 
     # What is chosen.
 
@@ -196,23 +206,24 @@ class ExemplarSelector:
         """Return rows of the pool."""
         if k:
             check_count("k", k)
-        count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
-        if count == 0:
-            return [[] for _ in queries]
-        args = replace(self.args, num_exemplars=count)
-        chosen = args.open(self.pool, self.similarity).choose(queries)
-        return [chosen.of(line) for line in range(len(queries))]
+        with self.busy:
+            count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
+            if count == 0:
+                return [[] for _ in queries]
+            args = replace(self.args, num_exemplars=count)
+            chosen = args.open(self.pool, self.similarity).choose(queries)
+            return [chosen.of(line) for line in range(len(queries))]
 
-    def _query(self, query: Any) -> Example:
-        if isinstance(query, Example):
-            query = query.fields
-        elif isinstance(query, str):
-            query = {self.task.inputs[0]: query}
-        elif not isinstance(query, Mapping):
-            raise DataError(f"query is {show(query)}: give a text, or the columns of the pool")
-        row, columns = Record(0, query, "query"), self._columns.items()
-        fields = {name: row.text(own if own in query else name) for name, own in columns}
-        return Example("query", fields)
+    def _queries(self, queries: Any) -> list[Example]:
+        """Read queries, whose columns have the names of the task's inputs, or of the pool's."""
+        named = []
+        for query in [queries] if is_query(queries) else as_list("queries", queries):
+            if isinstance(query, Mapping):
+                columns = self._columns.items()
+                renamed = {name: query[column] for name, column in columns if column in query}
+                query = {**query, **renamed}
+            named.append(query)
+        return read_queries(named, self.task.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +231,13 @@ class _PoolTask(GenerationTask):
     """A pool's columns and prompt as a task, whose answers are the labels."""
 
     target = LABEL
+    file_kinds = Task.file_kinds
 
 
-def _pool_task(inputs: tuple[str, ...], label: str, template: str | None) -> _PoolTask:
+def pool_task(
+    inputs: tuple[str, ...], label: str = LABEL, template: str | None = None
+) -> _PoolTask:
+    """Return the task of a pool that has its own columns, and any labels."""
     names = (*inputs, label)
     if len({*names}) < len(names):
         raise ConfigError(f"'{label}' is a text column and the label: name different ones")

@@ -134,7 +134,7 @@ def score_table(
     paper: Mapping[tuple[str, str], float],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return the scores (the paper's Table 10) in hundredths, with differences to the baseline.
+    """Return the scores (the paper's Table 10) in percent, with differences to the baseline.
 
     `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra import config
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.methods.arguments import RunArguments
@@ -157,12 +157,12 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
 
 
 def _read_layers(path: Path) -> dict[str, Any]:
-    """Read a YAML merged into the one it extends, which lies beside it or is one of ours."""
+    """Read a YAML merged into the one it extends: a path from its folder, or one of ours."""
     values = config.read_yaml(path)
     below = values.get("extends")
     if below is None:
         return values
-    beside = path.with_name(f"{below}.yaml")
+    beside = path.parent / f"{below}.yaml"
     ours = config.config_root() / "ablations" / beside.name
     return _merge(_read_layers(beside if beside.is_file() else ours), values)
 
@@ -316,4 +316,4 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
         "points": list(points.values()),
     }
     root.mkdir(parents=True, exist_ok=True)
-    write_json(path, record)
+    write_sealed(path, record)

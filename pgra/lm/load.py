@@ -130,8 +130,9 @@ def _find_on_hub(name: str) -> ModelSource:
         cached = _find_cached(repo, revision)
     if cached is None:
         raise ModelError(
-            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
-            "Give a folder, a hub id, or a bundled: name (pgra list shows them)."
+            f"cannot find model '{name}': it is not a folder here, and the hub says: {reason} "
+            "Give a folder, a hub id, or one of pgra list, such as --encoder bundled:minilm-l6, "
+            "--lm bundled:smollm2-135m, --model_name_or_path bundled:t5-small-titles."
         )
     return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
 
@@ -218,7 +219,8 @@ def fetch_parts(source: ModelSource) -> ModelSource:
         from huggingface_hub import snapshot_download
 
         wanted = [f"*{ending}" for ending in _IDENTITY]
-        path = load_by(snapshot_download, source, allow_patterns=wanted)
+        with _loading(source):
+            path = snapshot_download(source.path, allow_patterns=wanted, **source.kwargs)
         source = replace(source, path=path, revision=None)
         source = replace(source, subfolder=[*read_parts(source), ""][0])
     for file in Path(source.path).rglob("pytorch_model.bin") if read_parts(source) else ():
@@ -278,16 +280,29 @@ def _find_lost_head(model: Any, source: ModelSource) -> list[str]:
 def load_by(
     loader: Callable[..., Any], source: ModelSource, part: str = "model", **kwargs: Any
 ) -> Any:
-    """Call a loader on a found model; ModelError if it fails."""
+    """Call a loader on a found model, whose own code it neither runs nor asks to run.
+
+    Raises:
+        ModelError: If it fails, or the model cannot be loaded without its own code.
+    """
+    with _loading(source, part):
+        # None would ask on the console, where a "y" of any origin runs a stranger's code.
+        return loader(source.path, trust_remote_code=False, **source.kwargs, **kwargs)
+
+
+@contextlib.contextmanager
+def _loading(source: ModelSource, part: str = "model") -> Iterator[None]:
+    """Turn any error meanwhile into a ModelError; refuse files that changed meanwhile."""
     try:
         with quiet_transformers():
-            loaded = loader(source.path, **source.kwargs, **kwargs)
+            yield
         source.inputs.check()
-        return loaded
     except (torch.OutOfMemoryError, PgraError):
         raise
     except Exception as error:
         reason = device_fault(error) or cut(hub_reason(error), _LONGEST_REASON)
+        if "trust_remote_code" in reason:
+            reason = "it needs code of its own, which is never run: give another model"
         raise ModelError(f"cannot load {part} '{source.name}': {reason}") from error
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from pgra.config import choose
-from pgra.data.read import is_utf8, whole_number
+from pgra.core import is_utf8
+from pgra.data.read import whole_number
 from pgra.errors import DataError, PgraError, visible
 from pgra.memory.families import Family
 from pgra.memory.log import MemoryEntry

@@ -29,7 +29,8 @@ import xxhash
 
 from pgra.artifacts import IN_MEMORY, DatabaseKind, canonical_json, open_database
 from pgra.config import from_values
-from pgra.data.read import check_file, is_utf8, read_table
+from pgra.core import is_utf8
+from pgra.data.read import check_file, read_table
 from pgra.errors import ArtifactError, DataError, PgraError, cut
 
 MEMORY = DatabaseKind(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.core import Context, check_count
+from pgra.core import Context, as_query, check_count
 from pgra.errors import DataError
 from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
@@ -156,11 +156,11 @@ class Memory(AbstractContextManager["Memory"]):
         """Return at most k entries for similar questions, with their scores.
 
         Those that pass the threshold (default: the memory's), nearest first, of equals the newest;
-        [] where none does.
+        [] where none does. A blank question is a DataError.
         """
         check_count("k", k)
         with self._lock:
-            found = self.lookup.find(question, k)
+            found = self.lookup.find(as_query("question", question), k)
         return passing(found, self.threshold if threshold is None else threshold)
 
     def prompt(self, question: str, k: int = 1, *, template: str = BEFORE) -> str:

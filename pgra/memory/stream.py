@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
+from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
 from pgra.config import arg
 from pgra.core import Candidates, Context, Example, Json
 from pgra.data.read import read_table
@@ -476,7 +476,7 @@ class Experiment:
             if path.is_file() and any(self.folder.glob(f"*/{_METRICS_FILE}")):
                 check_fingerprint(self.folder, made=read_object(path), asked=self.identity)
             else:
-                write_json(path, self.identity)
+                write_sealed(path, self.identity)
             for variant in plan:
                 steps, folder = streams[variant.seed], self.folder / variant.name
                 stream = digest([asdict(step) for step in steps])[:12]

@@ -286,7 +286,8 @@ class RunArguments:
             raise ConfigError(
                 f"method '{named}' reads evidence: give --num_evidence, or --method plain"
             )
-        if count > self.retriever.num_candidates:
+        is_given = getattr(sections.get(self.home), "evidence", "given") == "given"
+        if is_given and count > self.retriever.num_candidates:
             raise ConfigError(
                 f"num_evidence ({count}) exceeds num_candidates ({self.retriever.num_candidates}): "
                 "the reranker can only keep what the retriever returned"

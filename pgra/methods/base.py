@@ -57,15 +57,15 @@ class TaskData:
     set_aside: Sequence[Example] = ()
 
     @classmethod
-    def read(cls, args: RunArguments) -> Self:
-        """Read a task and its splits.
+    def read(cls, args: RunArguments, *, least_dev: int = 0) -> Self:
+        """Read a task and its splits; `least_dev` as in `load_splits`.
 
         Raises:
             ConfigError: If no task is named, or there is none of that name.
             DataError: If the data cannot be read.
         """
         task = load_any_task(task_name(args))
-        splits = load_splits(task, args.data)
+        splits = load_splits(task, args.data, least_dev=least_dev)
         return cls(task, splits.train, splits.dev, splits.test, splits.notes)
 
     @classmethod

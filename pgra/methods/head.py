@@ -16,19 +16,21 @@ from typing import Any, Self
 import numpy as np
 
 from pgra.artifacts import artifact_dir
-from pgra.core import Example, Json, Scores
+from pgra.core import Example, Json, Query, Scores, is_query
+from pgra.data.examples import Rows, open_rows
+from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, Task
-from pgra.exemplars.selector import build_prompt
+from pgra.exemplars.selector import build_prompt, pool_task
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
-from pgra.reader.calibration import Calibration, fit_temperature
+from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, fit_temperature
 from pgra.reader.predict import decide
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.head import Floats, affine, check_labels, fit_head
-from pgra.rerank.reranker import Query, Reranker
+from pgra.rerank.reranker import Reranker
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +43,11 @@ class Classifier:
 
     Attributes:
         encoder: The LM under its prompt.
-        labels: In the order of scores.
+        labels: In the order of scores; numbers where all of the examples' labels are.
         accuracy: Share of the examples that a head which has not seen them decides rightly.
     """
 
+    labels: Sequence[Any]
     weights: Floats  # (C, H + 1), the bias at the end
     stats: Floats  # mean and spread of the states by column, (2, H)
     accuracy: float
@@ -52,7 +55,7 @@ class Classifier:
     def __init__(
         self,
         lm: Any,
-        examples: Iterable[Any],
+        examples: Rows,
         tokenizer: Any = None,
         *,
         task: str | Path | Task | None = None,
@@ -65,28 +68,33 @@ class Classifier:
         Args:
             lm: As of `pgra.Reranker`.
             examples: Labelled ones: (text, label) pairs, mappings with a "label", a
-                `datasets.Dataset` or `Example`s; two of each label at least.
+                `datasets.Dataset`, a pandas table, `Example`s, or a file of the same; of each label
+                two different texts at least.
             tokenizer: That of a loaded model.
-            task: A task's name, its YAML, or a `Task`; None: the labels of the examples, in order
-                of their names, shown by the template.
+            task: A task's name, its YAML, or a `Task`, whose labels are names; None: the labels of
+                the examples, in order, shown by the template.
             template: Without a task, how a text is shown.
             num_exemplars: Draw so many of the examples for the prompt; the head learns from the
                 others.
             **options: Further arguments of `pgra.Reranker`: `seed`, `lm_layer`, `device`, ...
 
         Raises:
-            PgraError: If an example cannot be read, a label has no example beside those in the
-                prompt, or the LM cannot be used.
+            PgraError: If an example cannot be read, a label has fewer than two texts beside those
+                in the prompt, or the LM cannot be used.
         """
-        given = examples if hasattr(examples, "features") else list(examples)
-        task = _task_of(given, template) if task is None else task
-        task = task if isinstance(task, Task) else Task.load(task)
+        if task is None:
+            examples, self.labels = _read_labelled(examples)
+            names = tuple(map(str, self.labels))
+            task = Task(name="own", labels=names, prompt=template, answer="")
+        else:
+            task = task if isinstance(task, Task) else Task.load(task)
+            self.labels = task.labels
         opened = Reranker(
-            lm, tokenizer, task=task, examples=given, num_exemplars=num_exemplars, **options
+            lm, tokenizer, task=task, examples=examples, num_exemplars=num_exemplars, **options
         )
-        self.encoder, self._query = opened.encoder, opened._query
-        self.labels: Sequence[str] = task.labels
-        self.fit(self.encoder.encode_examples(opened._rest), [str(e.label) for e in opened._rest])
+        self.encoder = opened.encoder
+        self._read_queries = opened._queries
+        self.fit(self.encoder.encode_examples(opened._rest), opened._rest)
 
     @classmethod
     def of(cls, encoder: PromptedEncoder, labels: Sequence[str]) -> Self:
@@ -95,16 +103,16 @@ class Classifier:
         made.encoder, made.labels = encoder, labels
         return made
 
-    def fit(self, states: Floats, labels: Sequence[str]) -> Self:
-        """Fit the head, in place, to states (n, H) and their labels.
+    def fit(self, states: Floats, examples: Sequence[Example]) -> Self:
+        """Fit the head, in place, to the states of labelled examples, (n, H).
 
         Raises:
-            ConfigError: If a label has no example.
+            ConfigError: If a label has fewer than two different texts.
         """
-        check_labels(self.labels, labels)
-        places = {label: number for number, label in enumerate(self.labels)}
-        targets = np.array([places[label] for label in labels])
-        head = fit_head(states, targets, len(self.labels))
+        names = [str(label) for label in self.labels]
+        check_labels(names, examples)
+        targets = np.array([names.index(str(example.label)) for example in examples])
+        head = fit_head(states, targets, len(names), [example.text for example in examples])
         self.weights, self.stats = head.weights, head.stats
         self.accuracy = float(head.is_right.mean())
         share, count = 100 * self.accuracy, len(targets)
@@ -115,27 +123,32 @@ class Classifier:
         """Return the log-probabilities of labels, less a constant, (n, C) float32."""
         return affine((states - self.stats[0]) / self.stats[1], self.weights)
 
-    def predict(self, queries: Query | list[Query]) -> Any:
+    def predict(self, queries: Query | Iterable[Query]) -> Any:
         """Decide a text (or a mapping of the task's inputs), or each of a list of them.
 
         Returns:
             A `Prediction`, or a list of them: `label`, and `scores`, the probability of each label.
+
+        Raises:
+            DataError: If a query lacks an input, is blank, or is not text.
         """
-        asked = [self._query(one) for one in (queries if isinstance(queries, list) else [queries])]
-        scores = self.score(self.encoder.encode_examples(asked))
-        found = decide([example.id for example in asked], scores, self.labels)
-        return found if isinstance(queries, list) else found[0]
+        examples = self._read_queries(queries)
+        scores = self.score(self.encoder.encode_examples(examples))
+        predictions = decide([example.id for example in examples], scores, self.labels)
+        return predictions[0] if is_query(queries) else predictions
 
 
-def _task_of(examples: Iterable[Any], template: str) -> Task:
-    """Return the task of examples that name none: their labels, shown by the template."""
-    labels = set()
-    for one in examples:
-        is_pair = isinstance(one, tuple | list)
-        labels.add(
-            str(one[1] if is_pair else one[LABEL] if isinstance(one, Mapping) else one.label)
-        )
-    return Task(name="own", labels=tuple(sorted(labels)), prompt=template, answer="")
+def _read_labelled(rows: Rows) -> tuple[list[Example], Sequence[Any]]:
+    """Return the examples of rows that name no task, and their labels: names, or all numbers."""
+    raw = open_rows(pool_task(("text",)), rows, "examples")
+    examples = []
+    is_number = raw.classes is None
+    for row in raw.rows:
+        name = read_label(row, LABEL, classes=raw.classes)
+        examples.append(Example("", {"text": row.text("text")}, name))
+        is_number = is_number and type(row.value(LABEL)) is int
+    names = {str(example.label) for example in examples}
+    return examples, sorted(map(int, names)) if is_number else sorted(names)
 
 
 class HeadMethod(Method):
@@ -157,7 +170,8 @@ class HeadMethod(Method):
             DataError: If the data cannot be read.
             ModelError: If the LM cannot be used.
         """
-        data, args = TaskData.read(self.args).labelled(), self.args["head"]
+        data = TaskData.read(self.args, least_dev=LEAST_EXAMPLES).labelled()
+        args = self.args["head"]
         task = data.task
         prompt = build_prompt(
             prompt_template(task),
@@ -181,7 +195,7 @@ class HeadMethod(Method):
         self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
 
     def check(self) -> None:
-        check_labels(self.data.labels, [str(example.label) for example in self.data.train])
+        check_labels(self.data.labels, self.data.train)
 
     def identity(self) -> dict[str, Json]:
         return dict(self.classifier.encoder.fingerprint)
@@ -213,12 +227,14 @@ class HeadMethod(Method):
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
         train, dev, labels = self.data.train, self.data.dev, list(self.data.labels)
-        self.classifier.fit(self._read(train), [str(example.label) for example in train])
+        self.classifier.fit(self._read(train), train)
         scores = self.classifier.score(self._read(dev))
         self.calibration = fit_temperature(scores, [labels.index(str(e.label)) for e in dev])
+        known: dict[str, Json] = {"held_out_accuracy": self.classifier.accuracy}
+        if not dev:  # too few to fit a temperature
+            return known
         decided = [found.label for found in decide([e.id for e in dev], scores, labels)]
         value, metric = self.data.measure_dev(decided), self.data.metric
-        known = {"held_out_accuracy": self.classifier.accuracy}
         return {"metric": metric, "value": value[metric], **known}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:

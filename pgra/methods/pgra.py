@@ -19,7 +19,7 @@ import numpy as np
 from pgra.artifacts import check_fingerprint
 from pgra.core import Context, Example, Json, Scores
 from pgra.data.examples import AnsweredExample
-from pgra.data.tasks import GenerationTask, Task, check_slots, load_any_task
+from pgra.data.tasks import GenerationTask, Task, bare_task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm import load
 from pgra.methods.arguments import METHODS, RunArguments
@@ -166,7 +166,8 @@ class Pgra(Method):
 
     def load_module(self, trained: Path | None = None) -> FusionReader:
         """Load the reader that training starts from, or a trained one from its folder."""
-        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
+        source = self.source if trained is None else load.find_model(str(trained))
+        return FusionReader.from_source(source)
 
     def open_reader(self, trained: Path | None = None) -> None:
         """Open the reader that training starts from, or a trained one from its folder."""
@@ -377,14 +378,7 @@ class Pgra(Method):
 def _recorded_task(record: ReaderRecord) -> Task | GenerationTask:
     """Return as much of a run's task as its reader and its stages need."""
     if not record.words:
-        return GenerationTask(
-            name=record.task,
-            inputs=record.inputs,
-            kind="question",
-            frame=" ".join(f"{{{name}}}" for name in record.inputs),
-            metrics=("exact_match",),
-            num_exemplars=0,
-        )
+        return bare_task(record.task, record.inputs)
     return Task(
         name=record.task,
         inputs=record.inputs,

@@ -19,6 +19,7 @@ import numpy as np
 from pgra.core import Example, Json, Scores
 from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
+from pgra.errors import DamageError, reading
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.arguments import METHODS
@@ -94,6 +95,7 @@ class Ralm(Pgra):
             max_parallel_calls=rerank.max_parallel_calls,
         )
         self.lm = open_lm(asked, self.context)
+        self.source.inputs.check()  # the LM that the run names is the one that was opened
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
@@ -172,8 +174,9 @@ class Ralm(Pgra):
     def load(self, folder: Path) -> None:
         if not self.data.labels:
             return
-        known = read_object(folder / TRAINING_FILE)["calibration"]
-        self.calibration = msgspec.convert(known, Calibration)
+        path = folder / TRAINING_FILE
+        with reading(path, DamageError):
+            self.calibration = msgspec.convert(read_object(path)["calibration"], Calibration)
 
     def sample_prompt(self) -> str:
         """Return the first test query's prompt, as the reader sees it."""

@@ -19,6 +19,7 @@ import numpy as np
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.tasks import bare_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selector import NearestExemplars, build_prompt
@@ -57,7 +58,10 @@ class Stages(Timed):
         exemplars: Chooses each query's own; None where one prompt serves all.
         candidates: The first stage's by split.
         evidence: The second stage's by split: all candidates in the new order.
+        finds_itself: Whether a passage that is a query's text, but for spaces, is its candidate.
     """
+
+    finds_itself = False
 
     def __init__(
         self,
@@ -113,6 +117,27 @@ class Stages(Timed):
         data = replace(data, train=train, set_aside=set_aside)
         stages = cls(args, context, prompt, data, exemplars=exemplars)
         stages.fingerprints |= data.fingerprints()
+        return stages
+
+    @classmethod
+    def without_task(cls, args: RunArguments, context: Context) -> Self:
+        """Search for texts, ordered by a reranker that reads no prompt; k is at most the corpus.
+
+        Raises:
+            ConfigError: If the reranker reads a task's prompt.
+            DataError: If the corpus cannot be read.
+        """
+        if reads_prompt(args):
+            raise ConfigError(
+                f"--task is missing, whose prompt reranker '{args.rerank.reranker}' reads: name "
+                "one (pgra list lists them), or take --reranker likelihood, which reads none"
+            )
+        task = bare_task("texts", ["text"])
+        prompt = FewShotPrompt(prompt_template(task))
+        stages = cls(args, context, prompt, TaskData(task, (), (), ()))
+        count = min(args.retriever.num_candidates, len(stages.corpus))
+        args = args.change("rerank", num_evidence=min(args.rerank.num_evidence, count))
+        stages.args = args.change("retriever", num_candidates=count)
         return stages
 
     @property
@@ -209,9 +234,7 @@ class Stages(Timed):
         if not queries:
             return asked, self.find_candidates()
         self.retriever.prepare(queries)
-        return asked, self.retriever.retrieve_examples(
-            queries, self.args.retriever.num_candidates
-        ).rows
+        return asked, self._retrieve(queries).rows
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
         """Return all queries' candidates, (B, K), stored by split."""
@@ -229,7 +252,7 @@ class Stages(Timed):
                     "num_candidates": k,
                     "queries": examples_digest(examples),
                 }
-                make = partial(retriever.retrieve_examples, examples, k)
+                make = partial(self._retrieve, examples)
                 found = self._store("candidates", split, fields, make, retriever.inputs)
                 self.candidates[split] = found
         logger.info("%s: %d candidates for each query", self.args.retriever.retriever, k)
@@ -242,10 +265,22 @@ class Stages(Timed):
         The LM's states are kept in its banks.
         """
         self.retriever.prepare(queries)
-        k = self.args.retriever.num_candidates
-        first = self.retriever.retrieve_examples(queries, k)
+        first = self._retrieve(queries)
         self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
+
+    def _retrieve(self, examples: Sequence[Example]) -> Candidates:
+        """Return the first stage's candidates, (B, K); see `finds_itself`."""
+        k = self.args.retriever.num_candidates
+        first = self.retriever.retrieve_examples(examples, k)
+        if self.finds_itself:
+            return first
+        texts = {row: " ".join(text.split()) for row, text in self._texts(first.rows).items()}
+        rows = first.rows.copy()
+        for line, example in zip(rows, examples, strict=True):
+            query = " ".join(example.text.split())
+            line[[texts.get(row) == query for row in line.tolist()]] = MISSING_ROW
+        return Candidates.best(rows, first.scores, k)
 
     def lines(self, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
         """Return each query's top d of `best` with its text, and its rank and score in both stages.

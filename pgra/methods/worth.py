@@ -12,7 +12,6 @@ p is that of the likeliest right one.
 """
 
 import copy
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,25 +20,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import artifact_dir, build_once, digest, write_json
+from pgra.artifacts import artifact_dir, build_once, digest, write_sealed
 from pgra.core import Candidates, Context, Example, Json, Scores, log_softmax
+from pgra.data.text import copy_key
 from pgra.errors import ConfigError, ModelError
 from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
 from pgra.methods.base import open_method
 from pgra.methods.stages import Stages
 from pgra.reader.calibration import centred, fit_scale_and_bias
+from pgra.report.compare import LEVEL
 from pgra.report.metrics import Values, compare_means, holm
 from pgra.report.results import EvidenceLine, read_object
 from pgra.report.tables import Table
 from pgra.rerank import Reference
-from pgra.rerank.bank import query_key
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.reranker import Reranker
 
 CONTROL = "random"
 _FILE = "worth.json"
 _LEAST = 64  # queries: with fewer an interval is wider than most gains
-_FOLDS, _SEED = 5, 0
+_SEED = 0
 _FELT = 0.1  # bits from which a query counts as helped or hurt
 _LEARN_NO_LABELS = ("calibrated", "cosine", "dot", "whitened", "whitened_cosine")
 Places = npt.NDArray[np.intp]
@@ -50,9 +50,9 @@ def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> 
     """Measure what each source of evidence is worth, or return what was measured before.
 
     Returns:
-        "rows", one a source and number of evidence; "best", the one of the highest lower bound, if
-        that is above 0, else None; "changes" of the reranker's arguments to train with it, or
-        without evidence; "why", a sentence with the flags; "queries", "without" and "notes".
+        "rows", one a source and number of evidence; "best", of those that surely gain the one of
+        the highest lower bound, else None; "changes" of the reranker's arguments to train with it,
+        or without evidence; "why", a sentence with the flags; "queries", "without" and "notes".
 
     Raises:
         ConfigError: If the method reads no evidence of several sources, or examples are too few.
@@ -66,7 +66,7 @@ def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> 
     asking = Asking(args, how, context)
 
     def build(aside: Path) -> Mapping[str, Json]:
-        write_json(aside / _FILE, found := asking.measure())
+        write_sealed(aside / _FILE, found := asking.measure())
         return {"queries": found["queries"], "rows": len(found["rows"])}
 
     made_of = asking.fingerprint
@@ -104,11 +104,11 @@ class Asking:
         is_known = given["reranker"] in ("likelihood", "none", "prompted")
         names = how.sources or [*SOURCES, *(() if is_known else ("given",))]
         self.sources = {name: {"topic_weight": 0.0, **SOURCES.get(name, given)} for name in names}
-        # Opening a method fills in what is not given; one piece of evidence may be the query.
+        # Opening a method fills in what is not given.
         args = RunArguments(copy.deepcopy(args.sections))
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
             args = args.change("reader", decode="verbalizer")
-        self.args = args.change("rerank", num_evidence=min(self.depths[-1] + 1, most))
+        self.args = args.change("rerank", num_evidence=self.depths[-1])
         self.context = Context(artifacts=context.artifacts, device=context.device)
         reads = any(one["reranker"] in ("likelihood", "prompted") for one in self.sources.values())
         first = {"reranker": "prompted" if reads else "none", "similarity": "dot"}
@@ -123,7 +123,7 @@ class Asking:
         self.data = replace(data, train=self.queries, dev=(), test=())
         truth = [data.labels.index(str(one.label)) if data.labels else 0 for one in self.queries]
         self.targets = np.array(truth)
-        self.folds = stratified_folds(self.targets, _FOLDS)
+        self.folds = stratified_folds(self.targets, [query.text for query in self.queries])
         drawing = replace(args.retriever, retriever="random", index_dir=None)
         control = self.args.having(retriever=drawing, retriever_options=None)
         self.candidates = [self._find(self.args), self._find(control)]
@@ -155,7 +155,8 @@ class Asking:
 
     def measure(self) -> dict[str, Any]:
         """Measure all sources: what `measure_worth` returns."""
-        found, notes = dict[str, tuple[Lines, dict[str, float]]](), []
+        found: dict[str, tuple[Lines, int]] = {}
+        notes = []
         for name in self.sources:
             try:
                 found[name] = self.find_evidence(name)
@@ -168,23 +169,22 @@ class Asking:
             self.method.open_reader()
         bare, without = self._ask([[] for _ in self.queries])
         rows: list[dict[str, Any]] = []
-        for name, (lines, cost) in found.items():
+        for name, (lines, forwards) in found.items():
             for depth in self.depths:
                 chances, right = self._ask([line[:depth] for line in lines])
-                rows.append({"source": name, "d": depth, **compare(chances, bare), **right, **cost})
-        for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-            row["p"] = p
+                row = {"source": name, "d": depth, **compare(chances, bare), **right}
+                rows.append({**row, "forwards": forwards})
         known = {"queries": len(bare), "without": {"bits": float(-bare.mean()), **without}}
-        return {"rows": rows, **known, "notes": notes, **self._choose(rows)}
+        return {"rows": rows, **known, "notes": notes, **choose(rows, self.sources)}
 
-    def find_evidence(self, name: str) -> tuple[Lines, dict[str, float]]:
-        """Return each query's evidence, never the query itself, and seconds and new LM forwards.
+    def find_evidence(self, name: str) -> tuple[Lines, int]:
+        """Return each query's evidence, and how many texts or pairs the LM must read for it.
 
         A similarity that learns labels is fitted, for the queries of a fold, to all examples but
         them.
         """
-        args, start = take_evidence(self.args, self.sources[name]), time.perf_counter()
-        forwards, first = 0, self.candidates[name == CONTROL]
+        args = take_evidence(self.args, self.sources[name])
+        first = self.candidates[name == CONTROL]
         is_prompted, train = args.rerank.reranker == "prompted", self.method.data.train
         learns = is_prompted and args.rerank.similarity not in _LEARN_NO_LABELS
         folds = self.folds if learns else np.zeros_like(self.folds)
@@ -192,16 +192,17 @@ class Asking:
         for fold in np.unique(folds):
             places = np.flatnonzero(folds == fold)
             some = [self.queries[place] for place in places]
-            hidden = {query_key(query) for query in some} if learns else ()
-            stages = self._stages(args, [one for one in train if query_key(one) not in hidden])
+            hidden = {copy_key(query.text) for query in some} if learns else ()
+            rest = [example for example in train if copy_key(example.text) not in hidden]
+            stages = self._stages(args, rest)
             own = Candidates(first.rows[places], first.scores[places])
-            forwards += stages.reranker.prepare(some, own.rows).num_new
+            stages.reranker.prepare(some, own.rows)
             best = stages.lines(own, stages.reranker.rerank(some, own))
-            for place, query, found in zip(places, some, best, strict=True):
-                lines[place] = [one for one in found if one.text.split() != query.text.split()]
+            for place, evidence in zip(places, best, strict=True):
+                lines[place] = evidence
             if not is_prompted:
                 stages.release()
-        return lines, {"seconds": time.perf_counter() - start, "forwards": forwards}
+        return lines, stages.reranker.count_texts(self.queries, first.rows)
 
     def _ask(self, lines: Lines) -> tuple[Values, dict[str, float]]:
         """Return log2 of the right answers' probabilities, (n,), and the accuracy of labels."""
@@ -212,20 +213,31 @@ class Asking:
         accuracy = float((chances.argmax(axis=1) == self.targets).mean())
         return chances[np.arange(len(chances)), self.targets] / np.log(2), {"accuracy": accuracy}
 
-    def _choose(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the best row, what to train with, and why."""
-        best = max(rows, key=lambda row: (row["source"] != CONTROL, row["low"]))
-        is_worth = best["low"] > 0 and best["source"] != CONTROL
-        found = {**self.sources[best["source"]], "num_evidence": best["d"]}
-        changes = found if is_worth else {"num_evidence": 0}
-        flags = " ".join(f"--{name} {value}" for name, value in changes.items() if value != 0.0)
-        why = (
-            f"{'' if is_worth else 'no evidence is surely worth anything to this reader: '}best is "
-            f"{best['source']} with d = {best['d']}, {best['bits']:+.3f} bits a query "
-            f"({best['low']:+.3f} to {best['high']:+.3f}): train with "
-            f"{flags or '--num_evidence 0'}"
-        )
-        return {"best": best if is_worth else None, "changes": changes, "why": why}
+
+def choose(rows: Sequence[dict[str, Any]], sources: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Adjust each row's p for all of them (Holm); return "best", "changes" and "why".
+
+    The best is among those that gain with p at most `LEVEL`; the control is never it.
+    """
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p"] = p
+
+    def rank(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        is_sure = row["bits"] > 0 and row["p"] <= LEVEL
+        return row["source"] != CONTROL, is_sure, row["low"]
+
+    best = max(rows, key=rank)
+    is_worth = all(rank(best)[:2])
+    changes = {**sources[best["source"]], "num_evidence": best["d"]}
+    flags = " ".join(f"--{name} {value}" for name, value in changes.items() if value != 0.0)
+    why = (
+        f"best is {best['source']} with d = {best['d']}, {best['bits']:+.3f} bits a query "
+        f"({best['low']:+.3f} to {best['high']:+.3f}, p {best['p']:.2g}): train with "
+    )
+    if is_worth:
+        return {"best": best, "changes": changes, "why": why + flags}
+    why = f"no evidence is surely worth anything to this reader: {why}--num_evidence 0"
+    return {"best": None, "changes": {"num_evidence": 0}, "why": why}
 
 
 def compare(chances: Values, bare: Values) -> dict[str, float]:
@@ -233,7 +245,8 @@ def compare(chances: Values, bare: Values) -> dict[str, float]:
     gap, gains = compare_means(chances, bare, seed=_SEED), chances - bare
     low, high = gap.interval
     shares = {"helped": float((gains > _FELT).mean()), "hurt": float((gains < -_FELT).mean())}
-    return {"bits": gap.difference, "low": low, "high": high, "p": gap.p, **shares}
+    # By signs alone: the bootstrap's p is never so small that Holm over 51 rows leaves it sure.
+    return {"bits": gap.difference, "low": low, "high": high, "p": gap.exact_p, **shares}
 
 
 def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
@@ -257,13 +270,14 @@ def worth_table(worth: Mapping[str, Any]) -> Table:
     rows = [{"source": "without", "accuracy": worth["without"].get("accuracy")}, *worth["rows"]]
     forms = {
         **{"source": "", "d": "", "bits": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".3f"},
-        **{"helped": ".0%", "hurt": ".0%", "accuracy": ".1%", "seconds": ".1f", "forwards": ""},
+        **{"helped": ".0%", "hurt": ".0%", "accuracy": ".1%", "forwards": ""},
     }
     return Table.of(title, rows, forms, [*worth["notes"], _MEANING, worth["why"]])
 
 
 _MEANING = (
-    "low to high: 95 % interval over resamples of queries; p of no gain, by Holm over all rows; "
-    f"helped, hurt: queries that gain or lose more than {_FELT} bits; accuracy after calibration; "
-    "seconds and LM forwards beyond the sources above; random is the control, and never chosen."
+    "low to high: 95 % interval over resamples of queries, of this row alone; p of no gain, by "
+    f"signs and Holm over all rows, decides (at most {LEVEL}); helped, hurt: queries that gain or "
+    f"lose more than {_FELT} bits; accuracy after calibration; forwards: texts or pairs that the "
+    "LM reads for a source, which others may share; random is the control, and never chosen."
 )

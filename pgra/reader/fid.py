@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, group_by_length, send
 from pgra.lm.kernels import fuse_norms, read_encoded_tokens
-from pgra.lm.load import find_model, load_config, load_pretrained
+from pgra.lm.load import ModelSource, find_model, load_config, load_pretrained
 
 _HALF_KEY = "pgra_precision"
 IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
@@ -161,13 +161,17 @@ class FusionReader(ReaderModule):
         """Load a T5 in float32: hub id, folder or `bundled:NAME`.
 
         Raises:
-            ModelError: If it cannot be loaded, or is no T5.
+            ModelError: If it cannot be loaded, or is not a T5.
         """
-        source = find_model(name)
+        return cls.from_source(find_model(name))
+
+    @classmethod
+    def from_source(cls, source: ModelSource) -> Self:
+        """Load a T5 from where it was found; a ModelError too if it was replaced since."""
         config = load_config(source)
         if config.model_type not in ARCHITECTURES:
             raise ModelError(
-                f"reader '{name}' is a {config.model_type}: give a T5, flan-T5, mT5 or ByT5"
+                f"reader '{source.name}' is a {config.model_type}: give a T5, flan-T5, mT5 or ByT5"
             )
         if config.dense_act_fn == "gelu_new":  # the same function, in one kernel instead of eight
             config.dense_act_fn = "gelu_pytorch_tanh"

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.core import Example, Scores
-from pgra.data.read import is_utf8
 from pgra.errors import ConfigError
 from pgra.lm.batching import GroupCost
 from pgra.prompts import Verbalizer
@@ -248,31 +247,3 @@ def collate(
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
     return {"packed": packed, "labels": pad_rows(targets, IGNORED)}
-
-
-# Queries as people give them, checked against what a task takes.
-
-
-Query = str | Mapping[str, str]  # text of the task's first input, or of each
-
-
-def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) -> list[Example]:
-    """Map queries to a task's fields; one that does not fit its inputs is a ConfigError."""
-    if isinstance(queries, str | Mapping):
-        raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
-    examples = []
-    for number, query in enumerate(queries):
-        if isinstance(query, str):
-            query = {inputs[0]: query, **dict.fromkeys(inputs[1:], "")}
-        if not isinstance(query, Mapping) or {*query} != {*inputs}:
-            raise ConfigError(
-                f"query {number} is {query!a}: task '{task}' takes {', '.join(inputs)}"
-            )
-        for name, text in query.items():
-            if not isinstance(text, str) or not is_utf8(text):
-                raise ConfigError(f"query {number}: '{name}' is {text!a}, not clean text")
-        fields = {name: query[name].strip() for name in inputs}
-        if not any(fields.values()):
-            raise ConfigError(f"query {number} is empty: give words to read")
-        examples.append(Example(f"query-{number}", fields))
-    return examples

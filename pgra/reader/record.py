@@ -3,25 +3,30 @@
 The record is written last, beside the plain T5 files: a folder that has one is whole.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from pgra.artifacts import find_damage, package_versions, record_files, write_json
-from pgra.core import Context, Json, Prediction
-from pgra.data.read import fetch_folder, is_utf8
+from pgra.artifacts import (
+    find_damage,
+    package_versions,
+    read_sealed,
+    record_files,
+    write_sealed,
+)
+from pgra.core import Context, Json, Prediction, Query, Turn, as_list, as_texts, read_queries
+from pgra.data.read import fetch_folder
+from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, Verbalizer
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.calibration import Calibration
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Query, SegmentLayout, build_inputs, read_queries
+from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import T5Classifier
 
 FORMAT = 3
@@ -68,7 +73,7 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
     """
     (folder / RECORD_FILE).unlink(missing_ok=True)
     values = {"format": FORMAT, **asdict(record), "files": record_files(folder)}
-    write_json(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
+    write_sealed(folder / RECORD_FILE, {**values, "versions": dict(package_versions())})
 
 
 def find_reader(folder: Path) -> Path:
@@ -91,11 +96,12 @@ def read_record(folder: Path) -> ReaderRecord:
     home = find_reader(folder)
     path = home / RECORD_FILE
     with reading(path, DamageError):
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_sealed(path)
         if values["format"] != FORMAT:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
         record = msgspec.convert(known, ReaderRecord)
+        check_slots(f"layout.template of {path}", record.layout.template, record.inputs)
         for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
@@ -118,6 +124,7 @@ class Reader:
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
         self.record = record
+        self.busy = Turn()
         self.classifier = T5Classifier(
             model,
             tokenizer,
@@ -144,8 +151,9 @@ class Reader:
         home = find_reader(fetch_folder("reader", name, token=token))
         record = read_record(home)
         check_reads_any(record)
-        tokenizer = load_tokenizer(find_model(str(home)))
-        model = FusionReader.from_name(str(home))
+        source = find_model(str(home))
+        tokenizer = load_tokenizer(source)
+        model = FusionReader.from_source(source)
         model.to(place)
         return cls(record, model, tokenizer)
 
@@ -164,30 +172,30 @@ class Reader:
         """Decide queries, with calibrated probabilities.
 
         Args:
-            queries: Texts, or mappings of the task's inputs to texts.
+            queries: Texts, or mappings of the task's inputs to texts; none is blank.
             evidence: Texts for each query, in any order and of any number; `[]` for no evidence at
                 all.
 
         Raises:
-            ConfigError: If a query does not fit the task, or a reader that was trained with
-                evidence gets None instead of texts or `[]`.
+            ConfigError: If a reader that was trained with evidence gets None instead of texts or
+                `[]`, or not one list a query.
+            DataError: If a query does not fit the task, or evidence is not texts.
         """
         record, tokenizer = self.record, self.classifier.tokenizer
-        examples = read_queries(queries, task=record.task, inputs=record.inputs)
+        examples = read_queries(as_list("queries", queries), record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(
                 f"this reader was trained with {record.num_evidence} evidence texts a query: give "
                 "evidence=[[...], ...] (pgra predict finds it), or evidence=[] to read without"
             )
-        evidence = evidence or [[] for _ in examples]
-        if len(evidence) != len(examples) or any(isinstance(texts, str) for texts in evidence):
+        lists = as_list("evidence", evidence or [()] * len(examples))
+        evidence = [as_texts(f"evidence[{number}]", texts) for number, texts in enumerate(lists)]
+        if len(evidence) != len(examples):
             raise ConfigError(
                 f"evidence holds {len(evidence)} lists for {len(examples)} queries: give one each"
             )
-        for text in chain.from_iterable(evidence):
-            if not isinstance(text, str) or not is_utf8(text):
-                raise ConfigError(f"evidence holds {text!a}: give clean texts")
         inputs = build_inputs(
             examples, evidence, tokenizer, record.verbalizer, layout=record.layout
         )
-        return self.classifier.predict(inputs, Context())
+        with self.busy:  # of several threads one at a time
+            return self.classifier.predict(inputs, Context())

@@ -38,7 +38,7 @@ class ReferenceTable:
     Attributes:
         name: Such as "T2a".
         columns: Tasks, and "average" where it is printed.
-        rows: Values as printed (in hundredths), by row and column; some rows lack some.
+        rows: Values as printed (in percent), by row and column; some rows lack some.
         match: By row the run that it is compared with: values by argument, and "method".
         notes: A "text" each, and the "task" that it concerns where it is one.
         measure: "metric" where the values are the tasks' metrics, else another word.
@@ -131,8 +131,8 @@ class Comparison:
 
     Attributes:
         gap: Difference of the means over seeds, over resamples of the examples.
-        p: The gap's, adjusted over the row's tasks (Holm); of an average as it is. What a question
-            has beside exact match ("webquestions hit@1") is adjusted apart, each measure by itself.
+        p: The gap's, adjusted over the row's tasks (Holm); of an average as it is. Tasks with a
+            measure in their name ("webquestions hit@1") are adjusted apart, each measure by itself.
         better: In how many of the `shared` seeds the row is better.
         seeds_p: Of Welch's test over seeds; None where a trained side has one seed only, 0 where
             no seed decides either side.
@@ -165,11 +165,12 @@ class Study:
     """All that a table of results shows.
 
     Attributes:
-        columns: The tasks, and `AVERAGE` where a mean over them makes sense.
+        columns: The tasks, and for each measure the `AVERAGE` of its tasks, where it makes sense
+            and a row has them all.
         results: By row and column; absent where missing.
         baseline: The row to compare with; None if there is none.
         comparisons: By row and column.
-        paper: Values of the paper's table, `reference`, in hundredths, by row and column.
+        paper: Values of the paper's table, `reference`, in percent, by row and column.
     """
 
     group: Group
@@ -203,13 +204,9 @@ def compare_runs(
     known = {run.task: run.task.partition(" ")[0] for run in group.runs}
     gone = {one.task for one in group.missing} - {*known.values()}
     tasks = in_order([*known, *gone], TASK_ORDER)
-    families: dict[str, list[str]] = {"": []}  # the tasks, and those of each further measure
+    by_measure: dict[str, list[str]] = {}
     for task in tasks:
-        of, _, measure = task.partition(" ")
-        families.setdefault(measure if measure and of in tasks else "", []).append(task)
-    heads = families[""]
-    has_average = len(heads) > 1 and all(run.labels for run in group.runs if run.task in heads)
-    columns = [*tasks, *([AVERAGE] if has_average else [])]
+        by_measure.setdefault(task.partition(" ")[2], []).append(task)
     rows = list(group.points)
     if not rows:
         order = in_order([run.method for run in group.runs], METHOD_ORDER)
@@ -222,18 +219,27 @@ def compare_runs(
         results[row, task] = _result(runs, missing, values, runs[0].interval)
     base = _choose_baseline(group, rows, baseline)
     comparisons: dict[Column, Comparison] = {}
-    paper: dict[Column, float] = {}
     for row in rows:
-        own = [results[row, task] for task in heads if (row, task) in results]
-        for family in families.values() if base not in (None, row) else ():
-            averages = has_average and family is heads
-            comparisons |= _compare_row(results, family, row, str(base), has_average=averages)
-        if has_average and len(own) == len(heads):
-            results[row, AVERAGE] = _average(own)
-        if own and reference is not None and reference.measure == METRIC:
-            printed = reference.beside(own[0].runs[0], heads, columns)
+        for measure, family in by_measure.items():
+            average = _average_column(measure, family, group.runs)
+            if base not in (None, row):
+                comparisons |= _compare_row(results, family, row, str(base), average=average)
+            whole = [results[row, task] for task in family if (row, task) in results]
+            if average is not None and len(whole) == len(family):
+                results[row, average] = _average(whole)
+    columns = list(dict.fromkeys([*tasks, *(column for _, column in results)]))
+    paper: dict[Column, float] = {}
+    for (row, _), runs in reversed(runs_of.items()):
+        if reference is not None and reference.measure == METRIC:
+            printed = reference.beside(runs[0], by_measure.get("", tasks), columns)
             paper |= {(row, column): value for column, value in printed.items()}
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
+
+
+def _average_column(measure: str, tasks: Sequence[str], runs: Sequence[Trial]) -> str | None:
+    """Return the column of a mean over tasks; None where it makes no sense."""
+    has_labels = all(run.labels for run in runs if run.task in tasks)
+    return f"{AVERAGE} {measure}".rstrip() if has_labels and len(tasks) > 1 else None
 
 
 def _result(
@@ -288,9 +294,12 @@ def _compare_row(
     row: str,
     baseline: str,
     *,
-    has_average: bool,
+    average: str | None,
 ) -> dict[Column, Comparison]:
-    """Compare a row with the baseline on each task where they share a seed, and on average."""
+    """Compare a row with the baseline on each task where they share a seed, and on average.
+
+    `average` is that column; None where there is no mean over the tasks.
+    """
     pairs = {
         task: sides
         for task in tasks
@@ -310,10 +319,10 @@ def _compare_row(
         (row, task): _compare(gap, p, *map(_values, sides), is_seeded=is_seeded)
         for (task, sides), gap, p in zip(pairs.items(), gaps, adjusted, strict=True)
     }
-    if has_average and len(pairs) == len(tasks):
+    if average is not None and len(pairs) == len(tasks):
         overall = metrics.average_differences(gaps)
         means = map(_average_by_seed, zip(*pairs.values(), strict=True))
-        found[row, AVERAGE] = _compare(overall, overall.p, *means, is_seeded=is_seeded)
+        found[row, average] = _compare(overall, overall.p, *means, is_seeded=is_seeded)
     return found
 
 

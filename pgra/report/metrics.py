@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import regex
 from rapidfuzz.distance import LCSseq
 
 from pgra.config import find_class
@@ -179,7 +180,7 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
     return best
 
 
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 
 
 @lru_cache(1 << 16)

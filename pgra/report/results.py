@@ -23,9 +23,10 @@ from pgra.artifacts import (
     digest,
     find_damage,
     package_versions,
+    read_sealed,
     record_files,
-    write_json,
     write_lines,
+    write_sealed,
 )
 from pgra.config import rules
 from pgra.core import UNDECIDED, Example, Json, Prediction
@@ -165,7 +166,7 @@ def write_results(
 def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
     """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
     files = record_files(folder, [name for name in names if (folder / name).is_file()])
-    write_json(folder / METRICS_FILE, {**metrics, "files": files})
+    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
 
 
 @cache
@@ -190,47 +191,30 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield dict(json.loads(text))
 
 
-class _Record(dict[str, Any]):
-    """A record in which a missing field is damage."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self._path = path
-
-    def __missing__(self, name: str) -> Any:
-        raise damaged(self._path, f"no '{name}'")
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read a record.
 
     Raises:
         ArtifactError: If it is missing.
-        DamageError: If it cannot be read; later, if a missing field is asked for.
+        DamageError: If it is not what was written.
     """
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
-    with reading(path, DamageError):
-        return _Record(path, dict(json.loads(path.read_text(encoding="utf-8"))))
+    return read_sealed(path)
 
 
 def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
-    """Read `metrics.json`, and check its checksums of the files beside it (`names`; None: all).
+    """Read `metrics.json`, and compare it and the files beside it (`names`; None: all).
 
     Raises:
         ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
-    with reading(folder / METRICS_FILE, DamageError):
-        known = metrics.get("files") or {}
-        files = {name: known[name] for name in known if names is None or name in names}
-        for name, what in find_damage(folder, files):
-            raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
+    files = metrics["files"].items()
+    compared = {name: record for name, record in files if names is None or name in names}
+    for name, what in find_damage(folder, compared):
+        raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
     return metrics
-
-
-def damaged(path: Path, why: object) -> DamageError:
-    return DamageError(f"{path} is damaged ({why})")
 
 
 @dataclass(frozen=True)
@@ -306,7 +290,7 @@ class Trial:
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by name."""
         depth, reranker = self.values.get("num_evidence"), self.values.get("reranker")
-        unused = {"runtime", "data", "folder"}
+        unused = {"runtime", "data", "folder", "place"}
         unused |= {"corpus", "rerank"} if depth == 0 else set()
         unused |= {"retriever"} if depth == 0 and self.method not in _OF_NEIGHBORS else set()
         unused |= {"rerank"} if reranker == "none" else set()
@@ -314,7 +298,7 @@ class Trial:
             name: value
             for section, values in self.arguments.items()
             for name, value in values.items()
-            if section not in unused and name not in _FREE and (section, name) != _SEED_ARGUMENT
+            if section not in unused and name not in FREE and (section, name) != _SEED_ARGUMENT
         }
         return used if depth is None else {**used, "num_evidence": depth}
 
@@ -380,44 +364,54 @@ _SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
 def load_samples(path: Path) -> list[Trial]:
     """Read a task's samples: a run for each measure that is a mean of numbers from 0 to 1.
 
-    The first measure has the task's name; of a filter it is such as "exact_match,strict-match".
+    Its task is such as "boolq acc", or with a filter "gsm8k exact_match,strict-match". A note names
+    the measures that are left out.
 
     Raises:
         ArtifactError: If there is no such measure, or the file cannot be read.
     """
     task = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_")
-    found: list[Trial] = []
-    own: dict[str, list[tuple[list[Any], Any]]] = {}
+    samples: dict[str, list[tuple[list[Any], Any]]] = {}
     with reading(path, DamageError):
         for line in read_lines(path):
-            part = line.get("filter", "none")
+            if "metrics" not in line:
+                raise ArtifactError(
+                    f"{path} was written by an older lm-evaluation-harness (before November 2024), "
+                    "which does not say what its measures are: make it with a newer one"
+                )
+            suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
+            mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
             for name in line["metrics"]:
-                measure = name if part == "none" else f"{name},{part}"
-                mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
-                own.setdefault(measure, []).append((mark, line[name]))
-    for measure, lines in own.items():
-        marks, values = zip(*sorted(lines, key=lambda pair: pair[0]), strict=True)
+                samples.setdefault(name + suffix, []).append((mark, line[name]))
+    outcomes: dict[str, tuple[Outcomes, str]] = {}
+    for name, lines in samples.items():
+        lines.sort(key=lambda pair: pair[0][0])
+        marks, values = zip(*lines, strict=True)
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
             continue  # such as a perplexity
-        outcomes: Outcomes = TextOutcomes(measure, np.array(values, np.float64)[:, None])
+        result: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
         if {*values} <= {0, 1}:
             decided = [RIGHT if value else WRONG for value in values]
-            outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
-        about, named = {"uses_seed": False}, f"{task} {measure}" if found else task
-        *_, output, model, _ = path.absolute().parts
-        own_path: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
-        how = (model, model, named, 0, path, own_path, about, outcomes, digest(marks))
-        found.append(Trial(*how))
-    if not found:
+            result = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
+        outcomes[name] = (result, digest(marks))
+    if not outcomes:
         raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
-    return found
+    *_, output, model, _ = path.absolute().parts
+    arguments: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
+    left_out = ", ".join(sorted(samples.keys() - outcomes.keys()))
+    note = f"{task}: {left_out} is left out, since not every sample has a number from 0 to 1"
+    about = {"uses_seed": False, "notes": [note] if left_out else []}
+    return [
+        Trial(model, model, f"{task} {name}", 0, path, arguments, about, result, examples)
+        for name, (result, examples) in outcomes.items()
+    ]
 
 
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
     text = line["arguments"]["gen_args_0"]["arg_0"]
     said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
     values = {"text": text, "label": line["target"], "prediction": said}
-    return {"id": str(line["doc_id"]), "evidence": [], **values}
+    return {"id": str(line["doc_id"]), "evidence": [], "is_right": None, **values}
 
 
 @dataclass(frozen=True)
@@ -502,16 +496,15 @@ def load_grid(folder: Path) -> Group:
     grid = read_object(folder / GRID_FILE)
     runs: list[Trial] = []
     missing: list[Missing] = []
-    with reading(folder / GRID_FILE, DamageError):
-        for point in grid["points"]:
-            for seed, inner in point["seeds"].items():
-                if (folder / inner / METRICS_FILE).is_file():
-                    runs += load_measures(folder / inner, name=point["name"])
-                else:
-                    missing.append(Missing(point["name"], point["task"], int(seed)))
-        points = {point["name"]: point["values"] for point in grid["points"]}
-        kept = {name: grid[name] for name in ("axes", "reference", "baseline")}
-        return Group(grid["title"], runs, missing, points=points, **kept)
+    for point in grid["points"]:
+        for seed, inner in point["seeds"].items():
+            if (folder / inner / METRICS_FILE).is_file():
+                runs += load_measures(folder / inner, name=point["name"])
+            else:
+                missing.append(Missing(point["name"], point["task"], int(seed)))
+    points = {point["name"]: point["values"] for point in grid["points"]}
+    named = {name: grid[name] for name in ("axes", "reference", "baseline")}
+    return Group(grid["title"], runs, missing, points=points, **named)
 
 
 # Which runs may stand in one table, and in which row.
@@ -530,7 +523,7 @@ _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, an
 _OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {"corpus", "encoder", "neighbor_encoder", "lm", "model_name_or_path", "reader_lm"}
-_FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
+FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
 _SEED_ARGUMENT = ("training", "seed")  # of one row's runs
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -168,15 +168,16 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
 
 def _absent(study: Study, row: str, column: str) -> str:
     """Return what stands for a result: nothing where the row's run of the task has no such one."""
-    return "" if (row, column.partition(" ")[0]) in study.results else _MISSING
+    runs = {(name, task.partition(" ")[0]) for name, task in study.results}
+    return "" if (row, column.partition(" ")[0]) in runs else _MISSING
 
 
 def _notes(study: Study) -> list[str]:
     metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(
-        task if task.endswith(metric) else f"{task} {metric}" for task, metric in metrics.items()
+        task if " " in task else f"{task} {metric}" for task, metric in metrics.items()
     )
-    notes = [f"In hundredths: {named}; ± is the standard deviation over seeds."]
+    notes = [f"In percent: {named}; ± is the standard deviation over seeds."]
     if len(set(metrics.values())) > 1 and AVERAGE in study.columns:
         notes.append("The average mixes metrics, as the paper's does.")
     if study.baseline is not None:
@@ -189,7 +190,10 @@ def _notes(study: Study) -> list[str]:
     if study.group.missing:
         notes.append(f"Missing: {len(study.group.missing)} run(s) of the grid.")
     if study.reference is not None and study.paper:
-        notes += [f"Paper: {study.reference.title}.", *study.reference.notes_on(study.tasks)]
+        notes += [
+            f"Paper (hollow in the figure): {study.reference.title}.",
+            *study.reference.notes_on(study.tasks),
+        ]
     elif study.reference is not None:
         notes.append(f"The paper's {study.reference.title} has no value for these rows and tasks.")
     said = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
@@ -198,10 +202,15 @@ def _notes(study: Study) -> list[str]:
 
 def detail_table(study: Study) -> Table:
     """Return every value with its interval, and its difference to the baseline with its test."""
-    found = [_numbers(study, row, column) for row in study.rows for column in study.columns]
+    found = [
+        _numbers(study, row, column)
+        for row in study.rows
+        for column in study.columns
+        if (row, column) in study.results
+    ]
     title = f"{study.group.title}: every value"
     notes = [
-        "In hundredths. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "
+        "In percent. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "
         "of equal ones, over the test examples by the bootstrap."
     ]
     if study.comparisons:
@@ -235,7 +244,7 @@ _LONG = (
 
 
 def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
-    """Return all numbers of a row and column in hundredths; p-values as they are."""
+    """Return all numbers of a row and column in percent; p-values as they are."""
     result, found = study.results.get((row, column)), study.comparisons.get((row, column))
     numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
     numbers |= {"table": study.group.title, "row": row, "task": column}
@@ -293,12 +302,10 @@ def draw_study(study: Study) -> "Figure":
 
     width = min(len(study.columns), 3)
     height = -(-len(study.columns) // width)
-    tall = 2.8 if number_axis(study) else 1.0 + 0.35 * len(study.rows)
+    tall = 2.8 if number_axis(study) else 0.6 + 0.35 * len(study.rows)
     figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
     for number, column in enumerate(study.columns, 1):
-        axes = figure.add_subplot(height, width, number)
-        _draw_panel(axes, study, column)
-        axes.set_title(f"{column}, in hundredths", fontsize="medium")
+        _draw_panel(figure.add_subplot(height, width, number), study, column)
     lines = [study.group.title]
     if study.paper and study.reference is not None:
         lines.append(f"hollow: the paper's values ({study.reference.title})")
@@ -309,6 +316,7 @@ def draw_study(study: Study) -> "Figure":
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
     along, points = number_axis(study), study.group.points
+    axes.set_title(f"{column}, %", fontsize="medium")
     rows = list(reversed(study.rows))
     if along is not None:
         rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
@@ -341,14 +349,42 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a run said of a query, and what it read before it; `is_right` None: not known."""
+
+    run: str
+    prediction: str
+    is_right: bool | None
+    read: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A query, and what each run said of it."""
+
+    task: str
+    query: str
+    right: str
+    answers: Sequence[Said]
+
+    def __str__(self) -> str:
+        """Show it in a terminal."""
+        lines = [f"{self.task}, {self.query}", f"  right: {self.right}"]
+        for said in self.answers:
+            lines.append(f"  {said.run}: {said.prediction}")
+            lines += [f"    {text}" for text in said.read]
+        return "\n".join(lines)
+
+
 def render_page(
-    title: str, studies: Sequence[Study], samples: Sequence[str] = (), *, lead: str = ""
+    title: str, studies: Sequence[Study], samples: Sequence[Sample] = (), *, lead: str = ""
 ) -> str:
-    """Return the page: title, `lead` with its line breaks, studies, then the texts of `samples`."""
+    """Return the page: title, `lead` with its line breaks, studies, then the samples by task."""
     from jinja2 import Environment, FileSystemLoader
 
     parts = [
-        {"results": results_table(study), "detail": detail_table(study), "figure": _figure(study)}
+        {"results": results_table(study), "detail": detail_table(study), "figures": _panels(study)}
         for study in studies
     ]
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True)
@@ -356,7 +392,15 @@ def render_page(
     return template.render(title=title, lead=lead, parts=parts, samples=samples)
 
 
-def _figure(study: Study) -> str:
-    file = io.BytesIO()
-    draw_study(study).savefig(file, format="svg")
-    return base64.b64encode(file.getvalue()).decode()
+def _panels(study: Study) -> list[str]:
+    """Return an SVG of each column, which a narrow screen shows below the others."""
+    panels = []
+    for column in study.columns:
+        rows = [row for row in study.rows if (row, column) in {**study.results, **study.paper}]
+        if rows:
+            figure = draw_study(replace(study, columns=[column], rows=rows))
+            figure.suptitle("")  # which the page has
+            file = io.BytesIO()
+            figure.savefig(file, format="svg")
+            panels.append(base64.b64encode(file.getvalue()).decode())
+    return panels

@@ -8,7 +8,6 @@ the same bytes as an unbroken one.
 In memory are keys, 24 bytes a state; states are mapped a shard at a time.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,11 +29,12 @@ from pgra.artifacts import (
     find_damage,
     is_finished,
     lock_folder,
+    read_sealed,
     record_files,
     set_aside,
     write_aside,
-    write_json,
     write_manifest,
+    write_sealed,
 )
 from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
 from pgra.errors import DamageError, ModelError, reading
@@ -59,7 +59,7 @@ class BankShard:
         self.record, self._file = record, record.with_suffix(".safetensors")
         self._is_compared = False
         with reading(record, DamageError):
-            found = json.loads(record.read_text(encoding="utf-8"))
+            found = read_sealed(record)
             self._files = found["files"]
             if found["bank"] != bank:
                 raise ValueError("it belongs to another bank")
@@ -71,10 +71,9 @@ class BankShard:
         """Compare the file with its checksum, once a process; damage is a DamageError."""
         if self._is_compared:
             return
-        with reading(self.record, DamageError):
-            for name, what in find_damage(self.record.parent, self._files):
-                way_out = "give the same command again, which computes these states again"
-                raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
+        for name, what in find_damage(self.record.parent, self._files):
+            way_out = "give the same command again, which computes these states again"
+            raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
         self._is_compared = True
 
     def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:
@@ -101,7 +100,7 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, bank: str = "") -> 
     with write_aside(file) as aside:
         aside.write_bytes(safetensors.torch.save(tensors))
     # Without times: the same bytes from any run.
-    write_json(record, {"bank": bank, "files": record_files(folder, [file.name])})
+    write_sealed(record, {"bank": bank, "files": record_files(folder, [file.name])})
     return record
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pgra.config import Arguments as _Arguments
 from pgra.config import Rule, arg
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
+from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
 from pgra.lm.base import StateArguments
@@ -204,7 +205,8 @@ class Reference:
 
 def choose_similarity(reference: Reference) -> str:
     """Return what works best (docs/worth.md) with a task's training queries."""
-    counts = Counter(example.label for example in reference.queries)
+    texts = {(example.label, copy_key(example.text)) for example in reference.queries}
+    counts = Counter(label for label, _ in texts)
     if reference.words and min(counts[label] for label in reference.words) >= _HEAD_EXAMPLES:
         return "head"
     return "whitened_cosine" if len(reference.queries) >= _WHITENED_QUERIES else "calibrated"
@@ -315,6 +317,10 @@ class BaseReranker(ABC):
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int | None:  # noqa: ARG002
         """Count the texts that `prepare` would read; None where that is not known."""
         return None
+
+    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:  # noqa: ARG002
+        """Count the texts (or pairs) that the model reads for these, whatever it has read."""
+        return 0
 
     def save(self, folder: Path) -> None:  # noqa: B027 (most are fitted to nothing)
         """Write what it was fitted to into a reader's folder, which may go elsewhere."""

@@ -8,13 +8,15 @@ the task's prompt like this. Cross-validation chooses the penalty; an example th
 is decided by the head of the other folds.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import log_softmax
+from pgra.core import Example, log_softmax
+from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 
 Floats = npt.NDArray[np.float32]
@@ -22,6 +24,7 @@ Doubles = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.intp]
 
 _FOLDS = 5
+_LEAST_TEXTS = 2  # of each label
 _SEED = 0
 _PENALTIES = 10.0 ** np.arange(2, -4.5, -0.5)  # the strongest first: each start is the last fit
 _ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
@@ -65,26 +68,33 @@ class Head:
     is_right: npt.NDArray[np.bool_]
 
 
-def check_labels(labels: Sequence[str], given: Sequence[str | None]) -> None:
-    """Raise a ConfigError that names a label of which no example is given."""
-    if absent := [label for label in labels if label not in given]:
+def check_labels(labels: Sequence[str], examples: Sequence[Example]) -> None:
+    """Raise a ConfigError that names a label with fewer than two different texts.
+
+    Of a single one no head that has not seen it could know the label.
+    """
+    texts = defaultdict[str, set[str]](set)
+    for example in examples:
+        texts[str(example.label)].add(copy_key(example.text))
+    if rare := [label for label in labels if len(texts[label]) < _LEAST_TEXTS]:
         raise ConfigError(
-            f"a head learns each label from examples beside the prompt's, and none of {len(given)} "
-            f"has label {', '.join(map(repr, absent))}: give some, or lower num_exemplars"
+            "a head learns each label from two different texts or more beside the prompt's, and of "
+            f"{len(examples)} examples fewer have the label {', '.join(map(repr, rare))}: "
+            "give more, or lower num_exemplars"
         )
 
 
-def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
+def fit_head(states: Floats, targets: Targets, num_labels: int, texts: Sequence[str]) -> Head:
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty.
 
-    Each label has an example: see `check_labels`.
+    For the `texts` and labels see `stratified_folds` and `check_labels`.
     """
     stats = column_stats(states)
     # The fit lies in the space of the examples: as many columns as there are examples are enough.
     values = ((states - stats[0]) / stats[1]).astype(np.float64)
     _, _, basis = np.linalg.svd(values, full_matrices=False)
     reduced = values @ basis.T
-    folds = stratified_folds(targets, min(_FOLDS, len(targets)))
+    folds = stratified_folds(targets, texts)
     paths = [
         _fit_path(reduced[folds != fold], targets[folds != fold], num_labels)
         for fold in range(folds.max() + 1)
@@ -113,13 +123,19 @@ def fit_head(states: Floats, targets: Targets, num_labels: int) -> Head:
     )
 
 
-def stratified_folds(targets: Targets, count: int) -> Targets:
-    """Deal examples out to folds by chance, each label evenly: the fold of each, (n,)."""
-    order = np.random.default_rng(_SEED).permutation(len(targets))
-    order = order[np.argsort(targets[order], kind="stable")]
-    folds = np.empty(len(targets), np.intp)
-    folds[order] = np.arange(len(targets)) % count
-    return folds
+def stratified_folds(targets: Targets, texts: Sequence[str]) -> Targets:
+    """Deal texts out to five folds by chance, each label evenly: the fold of each, (n,).
+
+    Copies of a text are in one fold: a head that has seen one of them knows the others.
+    """
+    numbers: dict[str, int] = {}
+    copies = [numbers.setdefault(copy_key(text), len(numbers)) for text in texts]
+    _, firsts = np.unique(copies, return_index=True)
+    order = np.random.default_rng(_SEED).permutation(len(firsts))
+    order = order[np.argsort(targets[firsts][order], kind="stable")]
+    folds = np.empty(len(firsts), np.intp)
+    folds[order] = np.arange(len(firsts)) % _FOLDS
+    return folds[copies]
 
 
 def _fit_path(values: Doubles, targets: Targets, num_labels: int) -> list[Doubles]:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -19,10 +19,10 @@ import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores, Turn
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
-from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
+from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.progress import Bar
 from pgra.rerank.bank import Advance, Bank, bank_name
@@ -35,13 +35,14 @@ Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model cal
 class Pairs:
     """Distinct pairs of queries and passages: n rising keys, and the passages' rows.
 
-    `queries` are indices in `examples`, (n,).
+    `queries` are indices in `examples`, (n,); `texts` returns the passages of rows.
     """
 
     examples: Sequence[Example]
     keys: Rows
     queries: Rows
     rows: Rows
+    texts: Callable[[Rows], list[str]]
 
     def find(self, keys: Rows) -> npt.NDArray[np.intp]:
         """Return the indices of keys that are there, (n,)."""
@@ -60,18 +61,6 @@ class Pairs:
         return shards
 
 
-class GivenTexts:
-    """Texts in memory, in the place of a corpus."""
-
-    fingerprint: ClassVar[Mapping[str, Json]] = {}
-
-    def __init__(self, given: Sequence[str] = ()) -> None:
-        self._given = given
-
-    def texts(self, rows: Sequence[int] | Rows) -> list[str]:
-        return [self._given[row] for row in rows]
-
-
 class PairBankReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together, each pair once.
 
@@ -87,6 +76,7 @@ class PairBankReranker(ScoringReranker):
     ) -> None:
         """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
+        self.busy = Turn()
         self.topic_weight = request.args.topic_weight or 0.0
         device = load.choose_device(self.context.device)
         self.shard_rows = load.batch_budget(request.args.bank_shard_rows, device)
@@ -116,7 +106,7 @@ class PairBankReranker(ScoringReranker):
         present = rows != MISSING_ROW
         keys, first = np.unique(self._keys(examples, rows)[present], return_index=True)
         queries = np.nonzero(present)[0].astype(np.int64)
-        return Pairs(examples, keys, queries[first], rows[present][first])
+        return Pairs(examples, keys, queries[first], rows[present][first], self.corpus.texts)
 
     def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
         """Return the keys of pairs, (B, K): hashes of query and passage."""
@@ -148,12 +138,17 @@ class PairBankReranker(ScoringReranker):
         return scores
 
     def score_texts(self, queries: Sequence[Example], documents: Sequence[str]) -> Scores:
-        """Score each document for each query, (B, n) float32; nothing is kept."""
-        given: Any = GivenTexts(documents)
-        self.corpus = given
+        """Score each document for each query, (B, n) float32; nothing is kept.
+
+        Of several threads one at a time does so.
+        """
         rows = np.tile(np.arange(len(documents)), (len(queries), 1))
-        pairs, bar = self.pairs(queries, rows), Bar(total=rows.size, desc="score", unit="pair")
-        with bar, torch.inference_mode():
+        if not rows.size:
+            return np.empty(rows.shape, np.float32)
+        pairs = self.pairs(queries, rows)
+        pairs = replace(pairs, texts=lambda rows: [documents[row] for row in rows])
+        bar = Bar(total=rows.size, desc="score", unit="pair")
+        with self.busy, bar, torch.inference_mode():
             scores = self.compute(self.read(pairs, pairs.keys), bar.update)()[:, self.column]
         found: Scores = scores.numpy()[pairs.find(self._keys(queries, rows))]
         return found
@@ -161,6 +156,10 @@ class PairBankReranker(ScoringReranker):
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Count the pairs that are yet to be read."""
         return len(self.bank.missing(self.pairs(examples, rows).keys))
+
+    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the distinct pairs."""
+        return len(self.pairs(examples, rows).keys)
 
 
 class PairReranker(PairBankReranker):
@@ -194,6 +193,10 @@ class PairReranker(PairBankReranker):
         self.counter, self.num_cut = self, 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
+        self._filler = self._choose_filler()
+        reads_last_column = getattr(self.config, "summary_type", None) == "last"  # XLNet
+        if self._filler is None or reads_last_column:
+            self._back_off.budget = 1  # one pair at a time, without padding
         last = max(self.encode(["a"], ["b"])[0].get("token_type_ids") or [0])
         if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= last:
             raise ModelError(
@@ -223,7 +226,7 @@ class PairReranker(PairBankReranker):
         import transformers
 
         loader = getattr(transformers, self.model_class).from_pretrained
-        model = load.load_pretrained(loader, self.source, dtype=self.dtype)
+        model = load.load_pretrained(loader, self.source, config=self.config, dtype=self.dtype)
         return model.to(self.device).eval()
 
     def release(self) -> None:
@@ -232,36 +235,35 @@ class PairReranker(PairBankReranker):
     def read(self, pairs: Pairs, keys: Rows) -> list[Tokens]:
         at = pairs.find(keys)
         queries = [pairs.examples[query].text for query in pairs.queries[at]]
-        return self.tokenize(queries, self.corpus.texts(pairs.rows[at]))
+        return self.tokenize(queries, pairs.texts(pairs.rows[at]))
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise pairs; those longer than `max_tokens` are cut, and counted."""
         found = self.encode(queries, passages)
         for i, pair in enumerate(found):
             if len(pair["input_ids"]) > self.max_tokens:
-                (found[i],) = self.encode([queries[i]], [passages[i]], self.max_tokens)
+                found[i] = self.encode_cut(queries[i], passages[i])
                 self.num_cut += 1
         return found
 
-    def encode(
-        self, queries: Sequence[str], passages: Sequence[str], max_tokens: int | None = None
-    ) -> list[Tokens]:
-        """Tokenise pairs; with `max_tokens` passages lose their ends, until pairs have no more."""
-        if max_tokens is not None:
-            pairs = zip(queries, passages, strict=True)
-            passages = [self._shorten(*pair, max_tokens) for pair in pairs]
+    def encode(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
+        """Tokenise whole pairs."""
         return self.call_tokenizer(list(map(self.text, queries, passages)))
 
-    def _shorten(self, query: str, passage: str, max_tokens: int) -> str:
-        def count_tokens(length: int) -> int:
-            return len(self.encode([query], [passage[:length]])[0]["input_ids"])
+    def encode_cut(self, query: str, passage: str) -> Tokens:
+        """Tokenise a pair that is too long; its passage loses its end."""
 
-        length = bisect_right(range(len(passage) + 1), max_tokens, key=count_tokens) - 1
+        def encode(length: int) -> Tokens:
+            return self.encode([query], [passage[:length]])[0]
+
+        def count_tokens(length: int) -> int:
+            return len(encode(length)["input_ids"])
+
+        most = self.max_tokens
+        length = bisect_right(range(len(passage) + 1), most, key=count_tokens) - 1
         if length < 0:
-            raise ConfigError(
-                f"a query does not fit {max_tokens} tokens: '{query[:80]}': shorten it"
-            )
-        return passage[:length]
+            raise ConfigError(f"a query does not fit {most} tokens: '{query[:80]}': shorten it")
+        return encode(length)
 
     def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
         """Tokenise texts, or texts in two parts, without padding."""
@@ -287,14 +289,33 @@ class PairReranker(PairBankReranker):
     @torch.inference_mode()
     def _run(self, shard: Sequence[Tokens], rows: Sequence[int]) -> Tensor:
         """Score some of a shard's pairs in one call, (B,) float32."""
-        padded = self.tokenizer.pad([shard[i] for i in rows], return_tensors="pt")
-        batch = {name: send(values, self.device) for name, values in padded.items()}
+        batch = {}
+        for name in shard[rows[0]]:
+            filler = (self._filler or 0) if name == "input_ids" else 0
+            values, _ = pad([shard[i][name] for i in rows], filler)
+            batch[name] = send(values, self.device)
         return self.score_batch(batch).float()
+
+    def _choose_filler(self) -> Any:
+        """Return the token that pads batches on the right, which the model's configuration names.
+
+        Where that names none, it is given the tokenizer's, or the end of a text; None if a pair
+        ends with it: a decoder's score is read at the last token that is not padding.
+        """
+        config = self.config.get_text_config()
+        if config.pad_token_id in (None, -1):
+            last = self.encode(["a"], ["b"])[0]["input_ids"][-1]
+            tokens = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+            usable = (token for token in tokens if token not in (None, last))
+            config.pad_token_id = next(usable, None)
+        return config.pad_token_id
 
 
 def _num_positions(config: Any) -> float:
     """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
     positions: float = getattr(config, "max_position_embeddings", None) or math.inf
+    if positions < 0:  # XLNet's, which counts none
+        return math.inf
     is_after = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
     return positions - (config.pad_token_id + 1 if is_after else 0)
 
@@ -360,7 +381,7 @@ class NeighborReranker(PairBankReranker):
             example, mine = pairs.examples[query], np.flatnonzero(queries == query)
             encoder = self.exemplars.encoder_for(self.encoder, example)
             passage_fields = encoder.prompt.template.passage_fields
-            texts = self.corpus.texts(pairs.rows[at[mine]])
+            texts = pairs.texts(pairs.rows[at[mine]])
             prompts = encoder.tokenize([example.fields, *map(passage_fields, texts)])
             _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
             units.append((encoder, prompts, mine))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -26,14 +27,18 @@ from pgra.core import (
     Example,
     Hit,
     Json,
+    Query,
     Rows,
     Scores,
     as_list,
     as_texts,
     check_count,
+    is_query,
+    read_queries,
 )
 from pgra.data.corpus import Corpus
-from pgra.data.examples import open_rows, read_split
+from pgra.data.examples import Rows as LabelledRows
+from pgra.data.examples import as_rows, open_rows, read_split
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
@@ -55,12 +60,10 @@ from pgra.rerank.base import (
     ScoringReranker,
     choose_similarity,
 )
-from pgra.rerank.pairs import GivenTexts, NeighborReranker, PairBankReranker
+from pgra.rerank.pairs import NeighborReranker, PairBankReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 
 logger = logging.getLogger(__name__)
-
-Query = str | Mapping[str, str] | Example
 
 _KEPT_NUMBERS = 1 << 28  # of states in memory, a gigabyte
 
@@ -93,7 +96,7 @@ class Reranker(ScoringReranker):
         *,
         task: str | Path | Task | None = None,
         template: str | None = None,
-        examples: Iterable[Any] = (),
+        examples: LabelledRows = (),
         num_exemplars: int | None = None,
         seed: int = 0,
         similarity: str = RerankArguments.similarity,
@@ -114,7 +117,8 @@ class Reranker(ScoringReranker):
             task: A task's name, its YAML, or a `Task`: gives prompt, label words and inputs.
             template: Instead of a task, how a text is shown: "Review: {text}", zero-shot.
             examples: Labelled examples of the task for the prompt, in order: (text, label) pairs,
-                mappings with a "label", a `datasets.Dataset`, or `Example`s. None is zero-shot.
+                mappings with a "label", a `datasets.Dataset`, a pandas table, `Example`s, or a
+                file. None is zero-shot.
             num_exemplars: Draw so many of them, the same number of each label; None: all.
             seed: Of the draw.
             similarity: As `--similarity`: dot (the paper's), cosine, calibrated; those that are
@@ -129,7 +133,8 @@ class Reranker(ScoringReranker):
             by: "states"; or, for facts and questions, "likelihood" (of the query after a document),
                 "causal" or "cross-encoder" (a reranker that was trained to judge both together):
                 see `--reranker`. These take a name, device and dtype, and as `template` a text with
-                {query} and {passage}; None is their own.
+                {query} and {passage}, but a cross-encoder; None is their own. Likelihood takes the
+                `tokenizer` of a server, all `max_prompt_tokens`. Others are refused.
 
         Raises:
             PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
@@ -138,7 +143,27 @@ class Reranker(ScoringReranker):
         """
         self._pairs = None
         if by != "states":
-            self._pairs = _open_pairs(by, str(lm), template, device=device, dtype=dtype)
+            choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
+            unused: dict[str, object] = {
+                "task": task,
+                "examples": as_list("examples", examples),
+                "num_exemplars": num_exemplars,
+                "seed": seed,
+                "similarity": similarity != AUTO,
+                "lm_layer": lm_layer != "last",
+                "chat_template": chat_template != "off",
+                "template": template and by == "cross-encoder",
+            }
+            if names := [name for name, value in unused.items() if value]:
+                raise ConfigError(f"by='{by}' does not use {', '.join(names)}: leave it out")
+            args = RerankArguments(
+                reranker=by,
+                lm=lm,
+                lm_dtype=dtype,
+                lm_tokenizer=tokenizer,
+                max_prompt_tokens=max_prompt_tokens,
+            )
+            self._pairs = _open_pairs(args, template, device)
             return
         self._task: Task | None = None
         self._words: Mapping[str, str] = {}
@@ -172,53 +197,58 @@ class Reranker(ScoringReranker):
         if not self._class.is_fitted:
             self._fitted = Fitting(similarity, Reference(), num_rows=0)
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return a copy with the same LM, and the states that it has read."""
+        return copy.copy(self)
+
     # Texts that are given, whose states are kept in memory.
 
     def rank(
-        self, query: Query | list[Query], documents: Iterable[str | Hit], k: int | None = None
+        self, query: Query | Iterable[Query], documents: Iterable[str | Hit], k: int | None = None
     ) -> list[Any]:
         """Order documents by their similarity to a query, or to each of a list of queries.
 
         Args:
-            query: A text; of a task with several inputs a mapping of them. Or a list of queries.
-            documents: Texts, or the hits of a search, which keep their places.
+            query: A text (of a task with several inputs the first), or a mapping of the inputs. Or
+                a list of queries. None is blank.
+            documents: Texts, or the hits of a search, which keep their places. A blank one is
+                ranked too: it says nothing, and still has its place in the list.
             k: How many of the best; None: all.
 
         Returns:
             `Hit`s, best first, ties by place. A list of them for each query of a list.
 
         Raises:
-            PgraError: If the LM cannot be used.
-            ValueError: If a query or document is of a wrong type, or the similarity is not fitted.
+            PgraError: If a query or document cannot be read, or the LM cannot be used.
+            ValueError: If the similarity is not fitted.
         """
         if k is not None:
             check_count("k", k)
         given = as_list("documents", documents)
         texts = [one.text if isinstance(one, Hit) else one for one in given]
         places = [one.index if isinstance(one, Hit) else at for at, one in enumerate(given)]
-        queries = query if isinstance(query, list) else [query]
-        scores = self.score(queries, texts)
+        scores = np.atleast_2d(self.score(query, texts))
         rows = np.broadcast_to(np.arange(len(texts)), scores.shape)
         best = Candidates.best(rows, scores, min(k or len(texts), len(texts)))
         found = [
             [Hit(places[row], float(score), texts[row]) for row, score in zip(*line, strict=True)]
             for line in zip(best.rows.tolist(), best.scores, strict=True)
         ]
-        return found if isinstance(query, list) else found[0]
+        return found[0] if is_query(query) else found
 
-    def score(self, query: Query | list[Query], documents: Iterable[str]) -> Scores:
+    def score(self, query: Query | Iterable[Query], documents: Iterable[str]) -> Scores:
         """Return the scores of documents, in the order given, for a query as of `rank`.
 
         Returns:
             (n,) float32; (B, n) of a list of B queries. A score does not depend on the other texts.
         """
         if self._pairs is not None:
-            texts = as_texts("queries", query if isinstance(query, list) else [query])
-            given = [Example("", {"text": text}) for text in texts]
-            found = self._pairs.score_texts(given, as_texts("documents", documents))
-            return found if isinstance(query, list) else found[0]
+            examples = read_queries(query, ("text",))
+            scores: Scores = self._pairs.score_texts(examples, as_texts("documents", documents))
+            return scores[0] if is_query(query) else scores
         if self._fitted is None and self._class.content_free:
-            fitting = Fitting(self.similarity, Reference(self._content_free()), num_rows=0)
+            free = Reference(self._documents(self._class.content_free))
+            fitting = Fitting(self.similarity, free, num_rows=0)
             states = self._states(fitting.queries())
             fitting.fit_states(states[:0], states)
             self._fitted = fitting
@@ -228,14 +258,14 @@ class Reranker(ScoringReranker):
             raise ValueError(
                 f"similarity '{self.similarity}' is fitted: call fit(documents, examples) first"
             )
-        asked = [self._query(one) for one in (query if isinstance(query, list) else [query])]
-        similarity, shown = self._fitted.similarity, self._documents(documents)
-        queries = similarity.of_queries(self._states(asked), _keys(asked))
-        passages = similarity.of_passages(self._states(shown))
-        scores: Scores = np.vecdot(queries[:, None], passages)
-        return scores if isinstance(query, list) else scores[0]
+        examples = self._queries(query)
+        similarity = self._fitted.similarity
+        queries = similarity.of_queries(self._states(examples), _keys(examples))
+        passages = similarity.of_passages(self._states(self._documents(documents)))
+        scores = np.vecdot(queries[:, None], passages)
+        return scores[0] if is_query(query) else scores
 
-    def fit(self, documents: Iterable[str], examples: Iterable[Any] | None = None) -> Self:
+    def fit(self, documents: Iterable[str], examples: LabelledRows | None = None) -> Self:
         """Fit the similarity, in place: to documents such as will be ranked, and to queries.
 
         A run fits it to its own corpus and training examples.
@@ -253,9 +283,9 @@ class Reranker(ScoringReranker):
         shown = self._documents(documents)
         queries = self._rest
         if examples is not None:
-            given = as_list("examples", examples)
-            are_texts = all(isinstance(one, str) for one in given)
-            read = map(self._query, given) if are_texts else self._read_examples(examples)
+            rows = as_rows("examples", examples)
+            are_texts = isinstance(rows, list) and all(isinstance(row, str) for row in rows)
+            read = self._queries(rows) if are_texts else self._read_examples(rows)
             queries = [one for one in read if query_key(one) not in self._shown]
         reference = Reference(queries, self._words)
         fitting = Fitting(self.similarity, reference, num_rows=len(shown))
@@ -274,51 +304,41 @@ class Reranker(ScoringReranker):
         if (task is None) == (template is None):
             raise ValueError('give task=, or template=, such as template="Review: {text}"')
         if template is not None:
-            inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+            inputs = tuple(dict.fromkeys(re.findall(r"{([^\W\d]\w*)}", template))) or ("text",)
             return PromptFormat(PromptTemplate(template, "", inputs), {})
         self._task = task if isinstance(task, Task) else Task.load(str(task))
         self._words = self._task.prompt_words
         return task_format(self._task)
 
-    def _content_free(self) -> list[Example]:
-        fields = self.prompt.template.passage_fields
-        return [Example("", fields(text)) for text in self._class.content_free]
-
     def _documents(self, texts: Iterable[str]) -> list[Example]:
         fields = self.prompt.template.passage_fields
         return [Example("", fields(text)) for text in as_texts("documents", texts)]
 
-    def _query(self, query: Any) -> Example:
-        inputs = self.prompt.template.inputs
-        fields = query.fields if isinstance(query, Example) else query
-        if isinstance(query, str) and len(inputs) == 1:
-            fields = {inputs[0]: query}
-        if not isinstance(fields, Mapping) or {*fields} != {*inputs}:
-            raise ValueError(f"a query is {query!r:.80}: its inputs are {', '.join(inputs)}")
-        return Example("", {name: fields[name] for name in inputs})
+    def _queries(self, queries: Any) -> list[Example]:
+        return read_queries(queries, self.prompt.template.inputs)
 
-    def _read_examples(self, given: Iterable[Any]) -> list[Example]:
-        listed = as_list("examples", given)
-        if not listed:
+    def _read_examples(self, examples: LabelledRows) -> list[Example]:
+        rows = as_rows("examples", examples)
+        if isinstance(rows, list) and not rows:
             return []
         if self._task is None:
             raise ConfigError("examples have labels: give task=, such as a pgra.Task")
-        rows = given if hasattr(given, "features") else listed  # a data set names its classes
         return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 
     def _states(self, examples: Sequence[Example]) -> Floats:
         """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
         encoder, keys = self.encoder, _keys(examples).tolist()
-        if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
-            self._kept.clear()
-        new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
-        before = encoder.num_cut
-        states = encoder.encode_examples(list(new.values()))
-        if num_cut := encoder.num_cut - before:
-            logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
-        self._kept.update(zip(new, states, strict=True))
-        found = [self._kept[key] for key in keys]
-        return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
+        with encoder.lm.busy:  # of several threads one at a time
+            if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
+                self._kept.clear()
+            new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
+            before = encoder.num_cut
+            states = encoder.encode_examples(list(new.values()))
+            if num_cut := encoder.num_cut - before:
+                logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
+            self._kept.update(zip(new, states, strict=True))
+            found = [self._kept[key] for key in keys]
+            return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
 
     # A run's second stage, with banks in its artifacts folder.
 
@@ -357,7 +377,7 @@ class Reranker(ScoringReranker):
         reference = request.reference
         if self._words:
             reference = replace(reference, words=self._words)
-        free = self._content_free()
+        free = self._documents(self._class.content_free)
         other.fitting = Fitting(
             self.similarity,
             replace(reference, queries=free) if free else reference,
@@ -434,6 +454,11 @@ class Reranker(ScoringReranker):
         queries = _keys([*examples, *self.fitting.queries()])
         return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
 
+    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the distinct queries and passages that the LM reads."""
+        queries = _keys([*examples, *self.fitting.queries()])
+        return len(np.unique(queries)) + len(self._wanted(rows))
+
     def _fill(
         self,
         bank: Bank,
@@ -466,23 +491,22 @@ def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
 
 
-def _open_pairs(
-    by: str, lm: str, template: str | None, *, device: str, dtype: str
-) -> PairBankReranker:
+def _open_pairs(args: RerankArguments, template: str | None, device: str) -> PairBankReranker:
     """Open a reranker of pairs for texts that are given."""
+    by, most = args.reranker, args.max_prompt_tokens
     options: _Arguments
     if by == "likelihood":
         named = {} if template is None else {"likelihood_template": template}
         options = LikelihoodArguments(**named)
     elif by == "causal":
-        options = CausalRerankerArguments(causal_reranker=lm, causal_template=template)
+        options = CausalRerankerArguments(
+            causal_reranker=args.lm, causal_template=template, causal_tokens=most
+        )
     else:
-        choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
-        options = CrossEncoderArguments(cross_encoder=lm)
-    options.check()
-    nothing: Any = GivenTexts()
+        options = CrossEncoderArguments(cross_encoder=args.lm, cross_encoder_tokens=most)
+    nothing: Any = SimpleNamespace(fingerprint={}, texts=list)  # no corpus
     request = RerankRequest(
-        args=RerankArguments(reranker=by, lm=lm, lm_dtype=dtype),
+        args=args,
         prompt=FewShotPrompt(PromptTemplate("{text}")),
         corpus=nothing,
         context=Context(device=device),

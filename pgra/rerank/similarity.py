@@ -186,12 +186,13 @@ class LabelHead(Similarity):
     @classmethod
     def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the labels, and a digest of those of the examples."""
-        labels, truth = list(reference.words), [example.label for example in examples]
+        labels = list(reference.words)
         if not labels:
             raise ConfigError(
                 "similarity 'head' learns labels, and this task has none: use whitened_cosine"
             )
-        check_labels(labels, truth)
+        check_labels(labels, examples)
+        truth = [example.label for example in examples]
         return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
 
     @classmethod
@@ -200,7 +201,8 @@ class LabelHead(Similarity):
         labels = sample.settings["similarity_fit"]["labels"]
         targets = np.array([labels.index(example.label) for example in sample.examples])
         keys = np.array([query_key(example) for example in sample.examples], np.int64)
-        head = fit_head(sample.queries, targets, len(labels))
+        texts = [example.text for example in sample.examples]
+        head = fit_head(sample.queries, targets, len(labels), texts)
         accuracy = head.is_right.mean()
         logger.info("head: accuracy %.3f on %d held-out queries", accuracy, len(targets))
         logits = affine((sample.passages - head.stats[0]) / head.stats[1], head.weights)

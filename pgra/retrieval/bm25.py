@@ -8,7 +8,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
+from pgra.artifacts import (
+    artifact_dir,
+    build_once,
+    digest,
+    is_finished,
+    read_array,
+    read_manifest,
+)
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
@@ -90,6 +97,8 @@ def _build(request: base.IndexRequest, folder: Path) -> dict[str, Json]:
     corpus, is_quiet = request.corpus, not request.context.shows_progress
     index = index_texts(Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet))
     index.save(folder, show_progress=False)
+    for path in folder.glob("*.npy"):
+        read_array(path)  # numpy does not see that a disk fills up when a file is closed
     return {
         **base.write_recipe(request.args, corpus),
         "rows": len(corpus),

@@ -9,7 +9,6 @@ manifest last. What `Index.build` writes has the layout of all artifacts:
     ROOT/encoder         the encoder, where it was a loaded model
 """
 
-import json
 import logging
 import os
 import shutil
@@ -37,13 +36,14 @@ from pgra.artifacts import (
     lock_folder,
     read_array,
     read_manifest,
+    read_sealed,
     record_files,
     set_aside,
     without_folders,
     write_array,
     write_aside,
-    write_json,
     write_manifest,
+    write_sealed,
 )
 from pgra.core import (
     MISSING_ROW,
@@ -52,8 +52,9 @@ from pgra.core import (
     Hit,
     Json,
     Rows,
-    as_texts,
     check_count,
+    is_query,
+    read_queries,
     run_overlapped,
 )
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
@@ -153,7 +154,7 @@ class Index(Retriever):
 
         Raises:
             PgraError: If an argument cannot be read or used, or `path` holds something else.
-            ValueError: If `passages` or `encoder` is of a wrong type.
+            ValueError: If `encoder` is of a wrong type.
         """
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
@@ -240,7 +241,7 @@ class Index(Retriever):
         manifest = asdict(load_manifest(self.folder))
         manifest["counts"]["recipe"] = without_folders(manifest["counts"]["recipe"])
         (copy.path / _PLACE / MANIFEST).unlink()
-        write_json(copy.path / _PLACE / MANIFEST, manifest)
+        write_sealed(copy.path / _PLACE / MANIFEST, manifest)
         message = f"{len(self):,} passages"
         return push_folder(self.folder, copy.path, repo_id, message, private=private)
 
@@ -252,7 +253,7 @@ class Index(Retriever):
         """Return the k passages that are nearest to a query, or to each of a list.
 
         Args:
-            query: A text, or a list of texts.
+            query: A text, or a list of texts; none is blank.
             k: How many; fewer where there are not as many passages.
 
         Returns:
@@ -260,10 +261,11 @@ class Index(Retriever):
             encoder whose vectors have unit length). A list of them for each query of a list.
 
         Raises:
-            ValueError: If a query is no text, or k is not a whole number from 1 on.
+            DataError: If a query is blank, or is not a text.
+            ValueError: If k is not a whole number from 1 on.
         """
         check_count("k", k)
-        queries = [query] if isinstance(query, str) else as_texts("query", query)
+        queries = [each.text for each in read_queries(query, ("text",))]
         found = self.retrieve(queries, min(int(k), len(self)))
         texts = iter(self.corpus.texts(found.rows[found.rows != MISSING_ROW]))
         hits = [
@@ -274,7 +276,7 @@ class Index(Retriever):
             ]
             for rows, scores in zip(found.rows, found.scores, strict=True)
         ]
-        return hits[0] if isinstance(query, str) else hits
+        return hits[0] if is_query(query) else hits
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages, (B, k); scores are inner products.
@@ -458,10 +460,9 @@ class Shard:
     def read_record(self) -> dict[str, Any]:
         """Return the record; empty if it is missing or unreadable."""
         try:
-            record = json.loads(self.record_path.read_text("utf-8"))
-        except (OSError, ValueError):
+            return read_sealed(self.record_path)
+        except (OSError, DamageError):
             return {}
-        return record if isinstance(record, dict) else {}
 
     def is_done(self, made_of: str, *, compare: bool = True) -> bool:
         """Return whether the vectors are there, those of this digest and, if compared, whole."""
@@ -535,7 +536,7 @@ def encode_shards(
             "cut": num_cut[shard.number],
             "files": record_files(shard.folder, [shard.path.name]),
         }
-        write_json(shard.record_path, record)
+        write_sealed(shard.record_path, record)
         shard.taken_path.unlink(missing_ok=True)
 
     total, is_quiet = sum(map(len, shards)), not (context.shows_progress and shards)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -39,11 +40,13 @@ class Fault:
         at_write: It is killed before its so-manieth change of a file, counted from 1.
         after: It is killed after so many seconds.
         late: It starts so many seconds later.
+        room: No file of it grows beyond so many bytes, as on a disk that fills up.
     """
 
     at_write: int | None = None
     after: float | None = None
     late: float = 0.0
+    room: int = resource.RLIM_INFINITY
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def _run(words: Sequence[str], here: str, told: tuple[str, str, str], fault: Fau
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (fault.room, resource.RLIM_INFINITY))
     time.sleep(fault.late)
     code = import_module("pgra.cli").main(list(words))
     os.write(count, str(writes).encode())

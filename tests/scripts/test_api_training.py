@@ -183,7 +183,7 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     records = [json.loads(files.pop("pgra.json")) for files in (there, here)]
     assert there == here
     differing = {name for name in records[0] if records[0][name] != records[1][name]}
-    assert "arguments" in differing <= {"arguments", "base_model", "fingerprints"}
+    assert "arguments" in differing <= {"arguments", "base_model", "digest", "fingerprints"}
     assert str(tmp_path.parent) not in json.dumps(records[0])  # no folder of this machine
     assert str(tmp_path.parent) in json.dumps(records[1])  # the control
     asked = [TEXTS[0], "--run", "me/name", "--device", "cpu", "--json"]

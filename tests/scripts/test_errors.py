@@ -58,7 +58,7 @@ FILES = {
     "twice.yaml": TASK + "labels: [bad, good]\n",
     "twice.jsonl": '{"text": "a", "text": "b"}\n',
     "label.jsonl": '{"text": "a", "label": "postive"}\n',
-    "one.jsonl": '{"text": "a", "label": "negative"}\n' * 9,
+    "one.jsonl": "".join(f'{{"text": "{n}", "label": "negative"}}\n' for n in range(9)),
     "column.csv": "words,label\na,positive\n",
     "ragged.tsv": "text\tlabel\na\tpositive\t1\n",
     "damaged.parquet": "PAR1 and no more",

@@ -8,7 +8,7 @@ from conftest import write_jsonl
 from scripted import call, read_json, review_rows
 
 import pgra
-from pgra.artifacts import write_json
+from pgra.artifacts import read_sealed, write_sealed
 from pgra.commands.train import predict as predict_main
 
 pytestmark = pytest.mark.slow
@@ -98,10 +98,10 @@ def other(bench, run, tmp_path):
 
     def change(**sections):
         folder = shutil.copytree(run / "reader", tmp_path / "other", dirs_exist_ok=True)
-        record = read_json(run / "reader" / "pgra.json")
+        record = read_sealed(run / "reader" / "pgra.json")
         for section, values in sections.items():
             record["arguments"][section].update(values)
-        write_json(folder / "pgra.json", record)
+        write_sealed(folder / "pgra.json", record)
         return folder
 
     return change

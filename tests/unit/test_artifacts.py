@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,10 +22,12 @@ from pgra.artifacts import (
     load_manifest,
     lock_folder,
     read_manifest,
+    read_sealed,
     without_home,
     write_array,
     write_aside,
     write_manifest,
+    write_sealed,
     write_text,
 )
 from pgra.errors import ArtifactError, DamageError
@@ -81,12 +82,12 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
         path.unlink() if text is None else path.write_text(text)
         with pytest.raises(DamageError, match=r"note.txt is (damaged|missing).*: make it again"):
             read()
-    values = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**values, "format": 9, "tiers": ["new"]}))
+    manifest = folder / "manifest.json"
+    write_sealed(manifest, {**read_sealed(manifest), "format": 9, "tiers": ["new"]})
     with pytest.raises(ArtifactError, match="has format 9, this pgra reads") as caught:
         read()
     assert not isinstance(caught.value, DamageError)
-    (folder / "manifest.json").write_text("{")
+    manifest.write_text("{")
     with pytest.raises(DamageError, match=r"manifest.json cannot be read \(JSONDecodeError"):
         load_manifest(folder)
 

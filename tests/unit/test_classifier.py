@@ -1,13 +1,15 @@
 """A head on an LM's states as a method, and from Python: by hand, from stock states."""
 
 import numpy as np
+import pandas as pd
 import pytest
+from datasets import Dataset
 from small_reranking import TEMPLATE, TRAIN, WORDS, plain_lm
 
 import pgra
 from pgra.core import log_softmax
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, DataError
 from pgra.rerank.head import affine, fit_head
 
 PAIRS = [(example.text, example.label) for example in TRAIN]
@@ -28,7 +30,7 @@ def test_its_scores_are_those_of_a_head_on_stock_states(lm_dirs):
     asked = ["A great film by the sea.", "Dull!"]
     shown = [f"{TEMPLATE.body}\nThe answer is".format(text=text) for text, _ in PAIRS]
     targets = np.array([list(WORDS).index(label) for _, label in PAIRS])
-    head = fit_head(stock_states(lm_dirs["opt"], shown), targets, 2)
+    head = fit_head(stock_states(lm_dirs["opt"], shown), targets, 2, shown)
     states = stock_states(
         lm_dirs["opt"], [f"{TEMPLATE.body}\nThe answer is".format(text=text) for text in asked]
     )
@@ -43,10 +45,20 @@ def test_its_scores_are_those_of_a_head_on_stock_states(lm_dirs):
     ]  # the control: it learnt something
 
 
-def test_without_a_task_the_labels_are_the_examples_and_each_needs_some(lm_dirs):
-    found = pgra.Classifier(str(lm_dirs["opt"]), PAIRS, device="cpu")
-    assert list(found.labels) == ["negative", "positive"]
-    with pytest.raises(ConfigError, match="none of 3 has label 'negative'"):
-        pgra.Classifier(
-            str(lm_dirs["opt"]), [*PAIRS[1:9:2], PAIRS[0]], num_exemplars=2, device="cpu"
-        )
+def test_without_a_task_the_labels_are_the_examples_as_they_were_given(lm_dirs, tmp_path):
+    def labels(rows):
+        found = pgra.Classifier(str(lm_dirs["opt"]), rows, device="cpu")
+        assert list(found.labels) == list(found.predict("a film").scores)
+        return list(found.labels)
+
+    rows = [{"text": text, "label": 10 - (label == "positive")} for text, label in PAIRS]
+    assert labels(rows) == [9, 10]
+    table = pd.DataFrame(PAIRS, columns=["text", "label"])
+    table.to_csv(tmp_path / "train.csv")
+    named = Dataset.from_pandas(table).class_encode_column("label")
+    assert labels(tmp_path / "train.csv") == labels(table) == labels(named) == [*WORDS]
+    with pytest.raises(ConfigError, match="have the label 'negative'"):  # copies are one text
+        labels([*PAIRS[1::2], PAIRS[0], (PAIRS[0][0].upper(), "negative")])
+    for bad in ([{"text": "a", "intent": "x"}], {"text": ["a"]}, "no file"):
+        with pytest.raises(DataError):
+            labels(bad)

@@ -34,6 +34,7 @@ LOST, MORE = (
         (KeyboardInterrupt(), 130, "the same command continues where it stopped"),
         (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
         (OSError(errno.ELOOP, "no"), 2, "cannot use a file: Too many lev"),
+        (OSError("2626 requested and 2016 written"), 2, "a file: No space left on device"),
         (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),
         (MemoryError("Unable to allocate 8 PiB"), 2, "memory is full (Unable to allocate 8 PiB): "),

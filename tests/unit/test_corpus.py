@@ -118,6 +118,7 @@ BAD = {
     "lacks.jsonl": (b'{"body": "a"}\n', "line 1: unknown column 'text'.*Known: body"),
     "table.parquet": (b"PAR1", "table.parquet cannot be read"),
     "twice.csv": (b"text,text\none,two\n", "two columns have one name"),
+    "quotes.csv": (b'text\n"one"\n"t\\"wo"\n', "line 3: not valid csv"),
 }
 
 

@@ -42,6 +42,7 @@ def labels_of(examples):
 
 
 def files(train, test, **more):
+    more = {"allow_test_in_train": True, **more}
     return DataArguments(train_file=str(train), test_file=str(test), **more)
 
 
@@ -90,8 +91,9 @@ def test_a_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     home = tmp_path / "sst2"
     home.mkdir()
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(10)]
-    for split, size in (("train", 10), ("validation", 4), ("test", 2)):
-        write_jsonl(home / f"{split}.jsonl", rows[:size])
+    tests = [{**row, "text": f"other {row['text']}"} for row in rows]
+    for split, found in (("train", rows), ("validation", tests[:4]), ("test", tests[:2])):
+        write_jsonl(home / f"{split}.jsonl", found)
     for folder in (tmp_path, home):
         splits = load_splits(Task.load("sst2"), DataArguments(dataset_name=str(folder)))
         assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
@@ -146,6 +148,17 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
+def test_copies_of_a_text_are_on_one_side_of_what_is_held_out(tmp_path):
+    rows = [
+        {"text": f"{name}{i}", "label": LABELS[i % 2]} for name in ("T", " t") for i in range(40)
+    ]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    splits = load_splits(TASK, DataArguments(train_file=str(train), max_dev_samples=5))
+    parts = [splits.train, splits.dev, splits.test]
+    assert [len(part) for part in parts] == [60, 4, 16]
+    assert [len({row.text.lower() for row in part}) for part in parts] == [30, 2, 8]
+
+
 @pytest.mark.parametrize("load", [load_splits, partial(load_splits, is_trained=False)])
 def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 4 == 0]} for i in range(40)]
@@ -162,9 +175,15 @@ def test_without_a_test_file_a_fifth_of_each_label_is_held_out_of_train(load, tm
     assert (len(measured.test), measured.notes["test_rule"]) == (3, None)
 
 
-def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(tmp_path):
+def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted_or_refused(tmp_path):
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
+    test = write_jsonl(tmp_path / "test.jsonl", rows[5:30])
+    with pytest.raises(DataError, match="all 25 test texts also stand in the training file"):
+        load_splits(TASK, files(train, test, allow_test_in_train=False))
+    write_jsonl(test, [*rows[5:30], {"text": "another", "label": LABELS[0]}])  # the control
+    mostly = load_splits(TASK, files(train, test, allow_test_in_train=False))
+    assert mostly.notes["test_rows_in_train"] == 25
     splits = load_splits(TASK, files(train, train, max_train_samples=10, max_test_samples=5))
     drawn = [int(name.split("-")[1]) for name in ids(splits.test)]
     assert drawn == sorted(drawn) != list(range(5))  # drawn, not the first
@@ -194,7 +213,7 @@ def test_rows_in_memory_are_what_their_file_is(tmp_path):
     pairs = [(row["text"], row["label"]) for row in rows]
     for some in (rows, pairs, str(path), Dataset.from_list(rows), read(path)):
         assert read_split(TASK, open_rows(TASK, some, "rows"), "test") == read(path)
-    with pytest.raises(DataError, match="rows is a DatasetDict: give a datasets.Dataset"):
+    with pytest.raises(DataError, match="rows is DatasetDict.*: give a datasets.Dataset"):
         open_rows(TASK, DatasetDict({"train": Dataset.from_list(rows)}), "rows")
     coded = Dataset.from_list([{"text": "a", "label": 0}])
     with pytest.raises(DataError, match="row 0: unknown label '0'"):  # nothing names its classes

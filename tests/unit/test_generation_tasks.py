@@ -8,6 +8,7 @@ from conftest import write_jsonl
 from pgra.core import Prediction
 from pgra.data.examples import DataArguments, load_splits, open_file, read_split
 from pgra.data.tasks import GenerationTask
+from pgra.errors import DataError
 from pgra.methods.base import Decisions, measure_answers
 from pgra.report.metrics import measure_written
 
@@ -50,14 +51,30 @@ def test_answers_are_read_in_every_known_shape(tmp_path):
         {"question": " who? ", "answers": ["Ann", "Ann", " Lee ", ""]},
         {"question": "what?", "answers": "a sea"},
         {"question": "where?", "answers": {"value": "Rome", "aliases": ["Roma", "Rome"]}},
+        {"question": "squad?", "answers": {"text": ["Ann", "Lee"], "answer_start": [0, 9]}},
+        {"question": "popqa?", "answers": '["Ann", "Lee"]'},
+        {"question": "which?", "answers": "[Ann]"},
     ]
     found = read(tmp_path, "webquestions", *rows)
-    assert [one.answers for one in found] == [("Ann", "Lee"), ("a sea",), ("Rome", "Roma")]
+    both = ("Ann", "Lee")
+    answers = [both, ("a sea",), ("Rome", "Roma"), both, both, ("[Ann]",)]
+    assert [one.answers for one in found] == answers
     assert (found[0].id, found[0].text, found[0].label) == ("test-0", "who?", "Ann")
     shown = {"inputs": ("question", "table"), "frame": "{question} {table}:"}
     (both,) = read(tmp_path, "fetaqa", FETAQA, **shown)
     line = "<page_title>Shagun Sharma <cell>Laal Ishq <col_header>Title"
     assert both.fields == {"question": "Where was she seen?", "table": line}
+
+
+def test_what_a_row_lacks_is_named(tmp_path):
+    written = {"question": "who?", "answers": "['Ann', 'Lee']"}
+    with pytest.raises(DataError, match="line 1, 'answers' is .*give a list"):
+        read(tmp_path, "webquestions", written)
+    for name, row in {"webquestions": written, "totto": TOTTO, "fetaqa": FETAQA}.items():
+        column = [*row][-1]
+        for lacking in ({**row, column: {}}, {**row, column: 1}, {f"{column}s": row[column]}):
+            with pytest.raises(DataError, match=r"line 1(?!.*KeyError)"):
+                read(tmp_path, name, lacking)
 
 
 def test_a_table_is_a_line_of_highlighted_cells_without_closing_tags(tmp_path):

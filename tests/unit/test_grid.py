@@ -43,7 +43,7 @@ def test_points_are_all_combinations_of_what_goes_together_with_the_axes(write):
     assert alone.name == "one"
 
 
-def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write):
+def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write, tmp_path):
     below = {"base": {"num_evidence": 4, "lm": "x"}, "by_task": {"trec": {"max_steps": 9}}}
     write("below", **below, grid={"num_candidates": [150]}, demo={"base": {"lm": "y"}})
     small = {"base": {"num_evidence": 2}, "grid": {"num_candidates": [8]}, "tasks": ["mr"]}
@@ -54,6 +54,8 @@ def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write):
     assert small.base == {"num_evidence": 2, "lm": "y"}
     assert [point.name for point in small.cells] == ["num_candidates=8"]
     assert (list(small.tasks), small.by_task) == (["mr"], {})
+    (tmp_path / "inner").mkdir()
+    assert read_grid(write("inner/one", extends="../third")).base == grid.base
     with pytest.raises(ConfigError, match="seed and task are no axes"):
         read_grid(write("seeds", grid={"seed": [1, 2]}))
 

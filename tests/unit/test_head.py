@@ -10,6 +10,10 @@ from pgra.rerank.head import affine, fit_head
 RNG = np.random.default_rng(5)
 
 
+def ids(targets):
+    return [f"text {number}" for number in range(len(targets))]
+
+
 def clusters(n=90, width=12, labels=3, spread=1.5):
     targets = np.arange(n) % labels
     centres = RNG.normal(size=(labels, width))
@@ -20,7 +24,7 @@ def clusters(n=90, width=12, labels=3, spread=1.5):
 @pytest.mark.parametrize(("n", "width"), [(90, 12), (40, 120)])  # more columns than examples, too
 def test_it_is_the_optimum_of_scikit_learn_whatever_the_scale_of_columns(n, width):
     states, targets = clusters(n, width)
-    head = fit_head(states, targets, 3)
+    head = fit_head(states, targets, 3, ids(targets))
     values = (states - head.stats[0]) / head.stats[1]
     theirs = LogisticRegression(C=1 / (head.penalty * n), max_iter=5000, tol=1e-8)
     theirs.fit(values.astype(np.float64), targets)
@@ -28,13 +32,16 @@ def test_it_is_the_optimum_of_scikit_learn_whatever_the_scale_of_columns(n, widt
     np.testing.assert_allclose(ours, theirs.predict_proba(values), atol=5e-3)
 
 
-def test_labels_by_chance_are_not_known_of_unseen_examples_though_they_are_of_seen_ones():
-    states, targets = clusters(120, 200)
+def test_labels_by_chance_are_not_known_of_unseen_texts_though_they_are_of_seen_ones():
+    states, targets = clusters(60, 200)
     RNG.shuffle(targets)
-    head = fit_head(states, targets, 3)
+    texts = ids(targets)
+    states, targets = np.tile(states, (2, 1)), np.tile(targets, 2)  # twice each: copies
+    head = fit_head(states, targets, 3, [*texts, *map(str.upper, texts)])
     assert head.is_right.mean() < 0.5
+    assert fit_head(states, targets, 3, ids(targets)).is_right.mean() > 0.7  # control: by rows
     known, labels = clusters(120, 20, spread=0.3)
-    assert fit_head(known, labels, 3).is_right.mean() > 0.95  # control
+    assert fit_head(known, labels, 3, ids(labels)).is_right.mean() > 0.95  # control
     values = (states - head.stats[0]) / head.stats[1]
     said = [
         affine(values[i : i + 1], head.fold_weights[f]).argmax() for i, f in enumerate(head.folds)

@@ -2,17 +2,19 @@
 
 import json
 import re
+import shutil
 import signal
 from dataclasses import replace
 
 import pytest
 from conftest import with_rerank, with_retriever, write_jsonl
 from method_runs import having, lines_of, run_of
+from safetensors.torch import load_file, save_file
 from small_training import at_batch, run_files, signal_self
 from transformers import T5ForConditionalGeneration
 
 from pgra.core import ALONE
-from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, Stopped
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import open_method
 from pgra.methods.knn import NUMBERS
@@ -21,7 +23,7 @@ from pgra.methods.stages import Stages
 from pgra.report.compare import compare_runs
 from pgra.report.results import Group, load_measures
 from pgra.retrieval.neighbors import open_neighbor_encoder
-from pgra.runs import Run, evaluate_run, run
+from pgra.runs import Run, evaluate_run, run, train
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
 
@@ -140,6 +142,24 @@ def test_what_needs_labels_or_answers_is_refused_on_questions(args, review_files
         open_method(run_of(args, "fid", tmp_path / "run"), ALONE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lm-bff", "plain", "rag", "ralm"])
+def test_a_reader_replaced_since_the_run_named_it_is_refused(args, lm_dirs, t5_dir, tmp_path, name):
+    field = "reader_lm" if name == "ralm" else "model_name_or_path"
+    origin = lm_dirs["gpt2"] if name == "ralm" else t5_dir
+    reader = shutil.copytree(origin, tmp_path / "reader")
+    mine = having(run_of(args, name, tmp_path / "run", **few(name)), **{field: str(reader)})
+    method = open_method(mine, ALONE)
+    method.prepare()
+    weights = load_file(reader / "model.safetensors")
+    other = {key: weight + 1 for key, weight in weights.items()}
+    save_file(other, reader / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match="changed while it was in use"):
+        method.fit(tmp_path / "run")
+    assert not (tmp_path / "run" / "training.json").exists()
+    run(mine)  # the control: another run names the reader that is there now
+
+
 # What distinguishes them.
 
 
@@ -198,3 +218,23 @@ def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
         values[number] = again.metrics["value"]
     best = max(values, key=values.get)
     assert (done["num_neighbors"], done["value"]) == (best, values[best])
+
+
+@pytest.mark.slow
+def test_a_run_of_relative_paths_is_used_from_elsewhere_and_where_it_was_moved(
+    review_files, encoder_dir, tmp_path, monkeypatch
+):
+    home = tmp_path / "home"
+    (home / "sst2").mkdir(parents=True)  # a folder of the task's name is no path
+    shutil.copy(review_files["train"], home)
+    shutil.copytree(encoder_dir, home / "encoder")
+    monkeypatch.chdir(home)
+    how = {"encoder": "encoder", "artifacts_dir": "artifacts"}
+    folder = train("sst2", "train.jsonl", method="knn", **how).folder
+    monkeypatch.chdir(tmp_path)
+    assert Run.load(home / folder).predict("A dull town.").label
+    moved = home.rename(tmp_path / "moved")
+    with pytest.raises(PgraError):
+        Run.load(moved / folder).predict("A dull town.")
+    monkeypatch.chdir(moved)
+    assert Run.load(folder).predict("A dull town.").label

@@ -3,13 +3,22 @@
 Each is tried for all kinds of models, beside the same folder in order.
 """
 
+import io
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from small_reranking import of_pairs
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
@@ -18,6 +27,8 @@ from pgra.lm.generate import LocalLM
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.gud_ir import load_generator
 from pgra.reader.fid import FusionReader
+from pgra.rerank.causal import CausalRerankerArguments
+from pgra.rerank.cross_encoder import CrossEncoderArguments
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.neighbors import open_neighbor_encoder
 
@@ -129,3 +140,43 @@ def test_a_token_beyond_the_embeddings_is_refused_when_a_model_is_opened(built, 
     model.resize_token_embeddings(number + 8)  # the control: more embeddings are usual
     model.save_pretrained(folder)
     OPENERS[kind](folder)
+
+
+def cross(folder):
+    options = CrossEncoderArguments(cross_encoder=folder)
+    return of_pairs("cross-encoder", options, None, Path(folder))  # a corpus is not reached
+
+
+def causal(folder):
+    options = CausalRerankerArguments(causal_reranker=folder, causal_template="{query} {passage}")
+    return of_pairs("causal", options, None, Path(folder))
+
+
+STRANGERS = {
+    "LM": ("gpt2", states),
+    "reader": ("t5", FusionReader.from_name),
+    "generator": ("t5", written),
+    "encoder": ("bert", encode),
+    "cross-encoder": ("bert", cross),
+    "causal reranker": ("gpt2", causal),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_no_code_of_a_model_runs_whatever_is_on_stdin(built, stranger, tmp_path, monkeypatch):
+    kind, load = STRANGERS[stranger]
+    folder, ran = Path(built(kind)), tmp_path / "ran"
+    (folder / "planted.py").write_text(
+        f"import pathlib\npathlib.Path({str(ran)!r}).write_text('it ran')\n"
+        "from transformers import BertConfig\nclass PlantedConfig(BertConfig):\n    pass\n"
+    )
+    path = folder / "config.json"
+    named = {"model_type": "planted", "auto_map": {"AutoConfig": "planted.PlantedConfig"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ModelError, match="needs code of its own, which is never run"):
+        load(str(folder))
+    assert not ran.exists()
+    AutoConfig.from_pretrained(folder)  # the control: transformers asks, and the "y" runs it
+    assert ran.exists()

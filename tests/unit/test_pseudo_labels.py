@@ -7,7 +7,7 @@ import pytest
 import torch
 from planted_runs import plant
 
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.errors import ConfigError
 from pgra.experiments import consistency
 from pgra.experiments.consistency import label_texts, open_labeler, report_consistency
@@ -125,7 +125,7 @@ def test_a_grid_gives_its_labeler_its_rows_and_its_baseline(labeler, tmp_path):
             write_run(grid / folders[str(seed)], [texts] * 3, seed=seed, method=method)
     shutil.copytree(labeler / "reader", grid / "plain/seed-0/reader")
     values = {"title": "mine", "axes": ["method"], "baseline": {"method": "fid"}, "points": points}
-    write_json(grid / "grid.json", {**values, "reference": None})
+    write_sealed(grid / "grid.json", {**values, "reference": None})
     found = report_consistency([grid], tmp_path / "out", **QUIET)
     assert [run.name for run in found] == ["FID", "PGRA"]
     with pytest.raises(ConfigError, match="two labelers are of one task"):

@@ -257,6 +257,7 @@ def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at):
     ("fault", "message"),
     [
         (Fault(200, "<html>Hi</html>", {"Content-Type": "text/html"}), "what is no completion"),
+        (Fault(200, "[" * 100_000), "what is no completion"),
         (Fault(200, error_of("no such voice", 404)), "answered 404 .*no such voice.*--base_url"),
         (Fault(307, "", {"Location": "http://elsewhere/v1"}), "answered 307"),
     ],

@@ -8,8 +8,9 @@ from conftest import write_jsonl
 from planted_runs import plant, plant_grid
 
 from pgra.cli import main
+from pgra.errors import ArtifactError
 from pgra.report.compare import compare_runs, load_reference
-from pgra.report.results import load_collection
+from pgra.report.results import load_collection, load_samples
 from pgra.report.tables import Cell, Table, draw_study
 
 
@@ -109,6 +110,7 @@ def test_hostile_text_stays_text_and_nothing_is_asked_for_outside(tmp_path):
     assert main(["report", str(tmp_path), "--output", str(path)]) == 0
     page = path.read_text(encoding="utf-8")
     assert page.count("&lt;script&gt;alert(1)") > 8
+    assert (page.count("✓ right"), page.count("✗ wrong")) == (14, 2)  # in its head and below
     assert not re.search(r"<(script|link|iframe|object|form|a)\b", page)
     (image,) = re.findall(r"<img[^>]*", page)
     assert re.fullmatch(r'<img alt="[\w ]+" src="data:image/svg\+xml;base64,[\w+/=]+"', image)
@@ -145,12 +147,27 @@ def test_two_outputs_of_lm_eval_are_compared_by_the_paired_test(tmp_path, capsys
     assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
     lines = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
     rows = {line["task"]: line for line in lines if line["row"] == "m output_path=kate"}
-    found = rows["boolq"]
+    found = rows["boolq acc"]
     assert (float(found["difference"]), found["verdict"]) == (pytest.approx(45), "better")
     assert float(found["p"]) < 0.01
     assert rows["boolq f1"]["verdict"] == "within noise"
-    assert float(rows["average"]["value"]) == pytest.approx(95)
+    assert float(rows["average acc"]["value"]) == pytest.approx(95)
     assert main(["report", str(tmp_path), "--samples", "1"]) == 0
     assert "arc_easy, 37: question 37" in capsys.readouterr().out  # they differ on it
     assert main(["report", str(write_samples(tmp_path / "no", "boolq", (), metrics=["ppl"]))]) == 2
     assert "no measure of each sample from 0 to 1" in capsys.readouterr().err
+
+
+def test_a_measure_keeps_its_name_and_value_in_any_order(tmp_path):
+    strict = write_samples(tmp_path, "a", range(10), filter="strict").read_text()
+    loose = write_samples(tmp_path, "a", range(30), filter="loose").read_text()
+    path = tmp_path / "samples_gsm8k_2026-11-26T20-25-01.123456.jsonl"
+    for text in (strict + loose, loose + strict):
+        path.write_text(text)
+        runs = load_samples(path)
+        values = {run.task: run.value for run in runs}
+        assert (values["gsm8k acc,strict"], values["gsm8k acc,loose"]) == (0.25, 0.75)
+    assert "gsm8k: ppl,loose, ppl,strict is left out" in runs[0].metrics["notes"][0]
+    path.write_text(strict.replace("metrics", "other"))
+    with pytest.raises(ArtifactError, match="by an older lm-evaluation-harness"):
+        load_samples(path)

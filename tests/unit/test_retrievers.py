@@ -1,5 +1,6 @@
 """What every retriever promises, one from outside the tree too."""
 
+import resource
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ from small_index import World, flip_byte
 
 from pgra.core import Candidates
 from pgra.data.text import split_words
-from pgra.errors import ArtifactError, ConfigError, DamageError
+from pgra.errors import ArtifactError, ConfigError, DamageError, system_fault
 from pgra.retrieval import RETRIEVERS, Retriever
 from pgra.retrieval.base import RandomRetriever
 from pgra.retrieval.bm25 import BM25Retriever
@@ -80,6 +81,25 @@ def test_every_retriever_keeps_the_contract(name, world):
     message = r"num_candidates \(13\) exceeds the corpus \(12\): lower it"
     with pytest.raises(ConfigError, match=message):  # before anything is looked for or built
         world.open(name, num_candidates=13, index_dir="nowhere")
+
+
+@pytest.mark.parametrize("missing", [1, 9000])  # bytes; numpy does not see a few at the end
+def test_a_disk_that_fills_up_leaves_no_index_of_words(world, missing):
+    texts = [" ".join(f"w{line // step % 90}" for step in range(1, 9)) for line in range(2000)]
+    request = world.request("bm25", world.write("many.txt", texts))
+    folder = BM25Retriever.open(request).built[0].folder
+    size = max(path.stat().st_size for path in folder.glob("*.npy"))
+    shutil.rmtree(folder)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - missing, before[1]))
+    try:
+        with pytest.raises((DamageError, OSError)) as caught:
+            BM25Retriever.open(request)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert isinstance(caught.value, DamageError) or system_fault(caught.value)
+    assert not folder.exists()
+    BM25Retriever.open(request)  # the control: with room
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense"])

@@ -3,9 +3,10 @@
 import pytest
 from planted_runs import plant, plant_grid
 
-from pgra.artifacts import write_json
 from pgra.errors import ArtifactError
-from pgra.report.results import load_collection, load_run, read_object
+from pgra.methods.arguments import RunArguments
+from pgra.report.results import load_collection, load_run
+from pgra.runs import Run
 
 
 def found_in(*paths):
@@ -70,10 +71,12 @@ def test_a_file_of_another_run_is_named_where_one_was_swapped(tmp_path, name):
     assert load_run(one).seed == 2  # the control: a copy
 
 
-def test_numbers_are_those_of_the_predictions_whatever_the_metrics_say(tmp_path):
+def test_a_changed_number_is_shown_nowhere(tmp_path):
     folder = plant(tmp_path / "a", n=10, wrong=[1])
-    whole = load_run(folder)
-    values = {**read_object(folder / "metrics.json"), "value": 0.95, "n": 11, "files": {}}
-    write_json(folder / "metrics.json", values)
-    run = load_run(folder)
-    assert (run.value, run.n, run.interval) == (0.9, 10, whole.interval)
+    run = Run(folder, RunArguments({}))
+    assert (load_run(folder).value, run.metrics["value"]) == (0.9, 0.9)  # the control
+    path = folder / "metrics.json"
+    path.write_text(path.read_text().replace("0.9", "0.95"))
+    for show in (lambda: load_run(folder), lambda: run.metrics):
+        with pytest.raises(ArtifactError, match="metrics.json is damaged"):
+            show()

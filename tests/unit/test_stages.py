@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.core import ALONE, MISSING_ROW
+from pgra.core import ALONE, MISSING_ROW, Example
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
@@ -54,6 +54,19 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert (stages.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
     ((line,),) = stages.evidence_lines("test")
     assert line.text == "A zebra."
+
+
+def test_a_reranker_that_reads_no_prompt_needs_no_task(args):
+    mine = with_rerank(args, reranker="likelihood")
+    queries = [Example(f"text-{i}", {"text": text}) for i, text in enumerate(SENTENCES[:3])]
+    _, found = Stages.read(mine, ALONE).search(queries)
+    bare = mine.having(data=replace(mine.data, task=None))
+    _, same = Stages.without_task(bare, ALONE).search(queries)
+    np.testing.assert_array_equal(same.rows, found.rows)
+    _, every = Stages.without_task(with_retriever(bare, num_candidates=50), ALONE).search(queries)
+    assert every.rows.shape == (3, len(SENTENCES))
+    with pytest.raises(ConfigError, match="--task is missing, whose prompt reranker 'prompted'"):
+        Stages.without_task(with_rerank(bare, reranker="prompted"), ALONE)  # the control
 
 
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):

@@ -94,3 +94,5 @@ def test_an_answer_stands_in_a_passage_as_whole_tokens_in_a_row():
     assert has_answer("in the U.S.A.", ["u.s.a"])
     assert not has_answer("He met a Frankfurter.", ["Frankfurt"])
     assert not has_answer("New and old York", ["New York"])
+    assert not has_answer("किताब", ["क"])  # vowel signs are no edges of words
+    assert has_answer("एक किताब।", ["किताब"])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from small_training import lively
 
+from pgra.artifacts import read_sealed, write_sealed
 from pgra.core import Example
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.reader.calibration import Calibration
@@ -77,7 +78,7 @@ def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_mad
 
 @pytest.mark.parametrize("texts", [[None], [math.nan], "red", ["\udc80"]])
 def test_evidence_that_is_no_list_of_texts_is_refused(reader, texts):
-    with pytest.raises(ConfigError, match="evidence holds"):
+    with pytest.raises(DataError, match="evidence"):
         reader.predict(QUERIES[:1], [texts])
 
 
@@ -88,3 +89,23 @@ def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(co
     path.write_bytes(path.read_bytes()[:-4] + b"abcd")
     with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
         Reader.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("layout", [f"{{text{odd}}}" for odd in (".__class__", "!r", ":>999999999", "s", "[0]")]),
+        ("calibration", [0.0, -1.0]),
+    ],
+)
+def test_a_strangers_template_and_temperature_are_checked(copy, field, values):
+    path = copy / "pgra.json"
+    record = read_sealed(path)
+    name = {"layout": "template", "calibration": "temperature"}[field]
+    for value in values:
+        changed = {**record, field: {**record[field], name: value}}
+        write_sealed(path, changed)
+        with pytest.raises((ConfigError, ArtifactError), match=name):
+            read_record(copy)
+    write_sealed(path, record)  # the control
+    read_record(copy)

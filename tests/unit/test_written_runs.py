@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.report.compare import compare_runs
 from pgra.report.metrics import TextOutcomes, bleu_counts, bleu_of_counts, bootstrap
 from pgra.report.results import load_collection
@@ -34,8 +34,8 @@ def plant(folder, texts, parent, *, method="icl-knn", seed=0, keep=("bleu_counts
         values[f"{name}parent_recall"] = 0.5
     told = {"method": method, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
     told |= {"value": values["bleu"], "interval_95": None, "metrics": values, "seed": seed}
-    write_json(folder / "metrics.json", {**told, "notes": []})
-    write_json(folder / "arguments.json", {"selection": {"order": "nearest-first"}})
+    write_sealed(folder / "metrics.json", {**told, "notes": [], "files": {}})
+    write_sealed(folder / "arguments.json", {"selection": {"order": "nearest-first"}})
     return folder
 
 
