@@ -210,7 +210,7 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
         ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
-    files = metrics["files"].items()
+    files = metrics.get("files", {}).items()
     compared = {name: record for name, record in files if names is None or name in names}
     for name, what in find_damage(folder, compared):
         raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")

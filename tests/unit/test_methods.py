@@ -227,9 +227,9 @@ def test_a_run_of_relative_paths_is_used_from_elsewhere_and_where_it_was_moved(
     how = {"encoder": "encoder", "artifacts_dir": "artifacts"}
     folder = train("sst2", "train.jsonl", method="knn", **how).folder
     monkeypatch.chdir(tmp_path)
-    assert Run.load(home / folder).predict("A dull town.").label
+    assert Run.load(home / folder).predict("A dull town.")
     moved = home.rename(tmp_path / "moved")
     with pytest.raises(PgraError):
         Run.load(moved / folder).predict("A dull town.")
     monkeypatch.chdir(moved)
-    assert Run.load(folder).predict("A dull town.").label
+    assert Run.load(folder).predict("A dull town.")
