@@ -32,7 +32,7 @@ import numpy.typing as npt
 import xxhash
 
 from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError, DamageError, cut, reading
+from pgra.errors import ArtifactError, DamageError, cut, name_file, reading
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
 
 def file_checksum(path: Path) -> str:
     """Return a file's xxh3-128, which detects damage, not tampering."""
-    with path.open("rb") as file:
+    with reading(path, DamageError), path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
@@ -183,7 +183,7 @@ def write_aside(path: Path) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
         aside.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # of a full disk, the system names no file
+        name_file(error, path)
         raise
     finally:
         with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause

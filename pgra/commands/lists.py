@@ -22,7 +22,8 @@ from pgra.prompts import Verbalizer, line_format, task_format
 
 _UNUSED = (
     *("max_train_samples", "max_dev_samples", "max_test_samples", "dev_fraction", "split_seed"),
-    *("test_fraction", "allow_test_in_train"),
+    "test_fraction",
+    "allow_test_in_train",
 )
 _NUM_SHOWN = 2
 _EVIDENCE = "(a passage of the corpus)"
@@ -135,7 +136,8 @@ def _check(args: TaskArguments) -> None:
         raw = open_named(task, args, split) if file or named else None
         if raw is None:
             continue
-        raw = replace(raw, rows=list(raw.rows))
+        given = list(raw.rows)
+        raw = replace(raw, rows=given)
         rows = read_split(task, raw, split)
         shown = shown or list(_as_read(task, rows, args.num_exemplars))
         length = fmean(len(row.text.split()) for row in rows)
@@ -143,7 +145,7 @@ def _check(args: TaskArguments) -> None:
         of = ", ".join(f"{label} {count:,}" for label, count in counts.items())
         text = f"{split}: {len(rows):,} rows of {length:.1f} words on average"
         say(f"{text}: {of}" if of else text)
-        if dropped := len(raw.rows) - len(rows):
+        if dropped := len(given) - len(rows):
             say(f"  {dropped:,} rows more have no text, or a label that is left out")
     say("\n".join(shown or ["give --train_file FILE to see rows as models see them"]))
 

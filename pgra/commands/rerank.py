@@ -51,9 +51,9 @@ def main(words: Sequence[str]) -> int:
 
     With texts, it shows the best of both stages (the exemplars in the prompt are the task's; only
     --reranker prompted needs a task); with --queries FILE and --trec or --qrels, it writes the
-    second stage's order of all candidates as a TREC run, or measures it. Without, it runs both stages for all splits of the task, and says
-    where their products lie. With --retriever exhaustive the LM reads the whole corpus once, and
-    candidates are the best of all of it.
+    second stage's order of all candidates as a TREC run, or measures it. Without, it runs both
+    stages for all splits of the task, and says where their products lie. With --retriever
+    exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
     from pgra.core import join_context
 

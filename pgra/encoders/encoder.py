@@ -55,9 +55,7 @@ def plain_pooling(name: str) -> str:
     return "pooler" if is_supervised else "cls_before_pooler"
 
 
-def _open_modules(
-    path: str, *, pooling: str, dtype: torch.dtype, trust_remote_code: bool
-) -> Any:
+def _open_modules(path: str, *, pooling: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """Load a `SentenceTransformer`; under another pooling, its transformer and that alone."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling

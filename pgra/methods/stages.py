@@ -126,8 +126,8 @@ class Stages(Timed):
         """
         if reads_prompt(args):
             raise ConfigError(
-                f"--task is missing, whose prompt reranker '{args.rerank.reranker}' reads: name one "
-                "(pgra list lists them), or take --reranker likelihood, which reads none"
+                f"--task is missing, whose prompt reranker '{args.rerank.reranker}' reads: name "
+                "one (pgra list lists them), or take --reranker likelihood, which reads none"
             )
         task = bare_task("texts", ["text"])
         prompt = FewShotPrompt(prompt_template(task))
