@@ -63,8 +63,7 @@ def check_same_run(
         for section, new in arguments.items():
             old = before.get(section, {})
             for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
-                is_given = None not in (old[name], new[name])  # else it is filled in later
-                if is_given and canonical_json(old[name]) != canonical_json(new[name]):
+                if canonical_json(old[name]) != canonical_json(new[name]):
                     changes.append(f"--{name} {old[name]} (now {new[name]})")
         # The number of processes is no flag, but decides some.
         if not changes or made.get("num_processes") != asked.get("num_processes"):
