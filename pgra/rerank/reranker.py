@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -55,7 +56,7 @@ from pgra.rerank.base import (
     ScoringReranker,
     choose_similarity,
 )
-from pgra.rerank.pairs import GivenTexts, NeighborReranker, PairBankReranker
+from pgra.rerank.pairs import NeighborReranker, PairBankReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,8 @@ class Reranker(ScoringReranker):
             by: "states"; or, for facts and questions, "likelihood" (of the query after a document),
                 "causal" or "cross-encoder" (a reranker that was trained to judge both together):
                 see `--reranker`. These take a name, device and dtype, and as `template` a text with
-                {query} and {passage}; None is their own.
+                {query} and {passage}, but a cross-encoder; None is their own. Likelihood takes the
+                `tokenizer` of a server, all `max_prompt_tokens`. Others are refused.
 
         Raises:
             PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
@@ -138,7 +140,27 @@ class Reranker(ScoringReranker):
         """
         self._pairs = None
         if by != "states":
-            self._pairs = _open_pairs(by, str(lm), template, device=device, dtype=dtype)
+            choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
+            unused: dict[str, object] = {
+                "task": task,
+                "examples": as_list("examples", examples),
+                "num_exemplars": num_exemplars,
+                "seed": seed,
+                "similarity": similarity != AUTO,
+                "lm_layer": lm_layer != "last",
+                "chat_template": chat_template != "off",
+                "template": template and by == "cross-encoder",
+            }
+            if names := [name for name, value in unused.items() if value]:
+                raise ConfigError(f"by='{by}' does not use {', '.join(names)}: leave it out")
+            args = RerankArguments(
+                reranker=by,
+                lm=lm,
+                lm_dtype=dtype,
+                lm_tokenizer=tokenizer,
+                max_prompt_tokens=max_prompt_tokens,
+            )
+            self._pairs = _open_pairs(args, template, device)
             return
         self._task: Task | None = None
         self._words: Mapping[str, str] = {}
@@ -274,7 +296,7 @@ class Reranker(ScoringReranker):
         if (task is None) == (template is None):
             raise ValueError('give task=, or template=, such as template="Review: {text}"')
         if template is not None:
-            inputs = tuple(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+            inputs = tuple(dict.fromkeys(re.findall(r"{([^\W\d]\w*)}", template))) or ("text",)
             return PromptFormat(PromptTemplate(template, "", inputs), {})
         self._task = task if isinstance(task, Task) else Task.load(str(task))
         self._words = self._task.prompt_words
@@ -466,23 +488,22 @@ def _keys(examples: Sequence[Example]) -> Rows:
     return np.array([query_key(example) for example in examples], np.int64)
 
 
-def _open_pairs(
-    by: str, lm: str, template: str | None, *, device: str, dtype: str
-) -> PairBankReranker:
+def _open_pairs(args: RerankArguments, template: str | None, device: str) -> PairBankReranker:
     """Open a reranker of pairs for texts that are given."""
+    by, most = args.reranker, args.max_prompt_tokens
     options: _Arguments
     if by == "likelihood":
         named = {} if template is None else {"likelihood_template": template}
         options = LikelihoodArguments(**named)
     elif by == "causal":
-        options = CausalRerankerArguments(causal_reranker=lm, causal_template=template)
+        options = CausalRerankerArguments(
+            causal_reranker=args.lm, causal_template=template, causal_tokens=most
+        )
     else:
-        choose("by", by, ("states", "likelihood", "causal", "cross-encoder"))
-        options = CrossEncoderArguments(cross_encoder=lm)
-    options.check()
-    nothing: Any = GivenTexts()
+        options = CrossEncoderArguments(cross_encoder=args.lm, cross_encoder_tokens=most)
+    nothing: Any = SimpleNamespace(fingerprint={}, texts=list)  # no corpus
     request = RerankRequest(
-        args=RerankArguments(reranker=by, lm=lm, lm_dtype=dtype),
+        args=args,
         prompt=FewShotPrompt(PromptTemplate("{text}")),
         corpus=nothing,
         context=Context(device=device),
