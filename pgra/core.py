@@ -5,6 +5,7 @@ Axes: B queries, K candidates a query, N evidence read, P corpus passages.
 
 import atexit
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -354,6 +355,25 @@ def run_overlapped(
             kept = writer.submit(keep, unit, value)
         if kept is not None:
             kept.result()
+
+
+class Turn:
+    """A lock for an object that threads share; a copy of the object has one of its own.
+
+    The thread that holds it may enter again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[()]]:
+        return Turn, ()
 
 
 def machine_memory() -> int:

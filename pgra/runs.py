@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_json,
     write_text,
 )
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Turn
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
@@ -112,12 +112,14 @@ class Run:
         args: All of its arguments, by section.
         context: Its device, and where its index and bank are.
         reused: Whether it was there already.
+        busy: Held by the thread that decides queries.
     """
 
     folder: Path
     args: RunArguments
     context: Context = ALONE
     reused: bool = False
+    busy: Turn = field(default_factory=Turn, compare=False)
 
     @classmethod
     def load(
@@ -215,7 +217,8 @@ class Run:
         """
         if isinstance(queries, str | Mapping):
             return self.predict([queries])[0]
-        with quiet_transformers():  # the LM is loaded when it first has a text to read
+        # The LM is loaded when it first has a text to read; threads take turns.
+        with self.busy, quiet_transformers():
             task = self.method.data.task
             asked = [
                 {name: query[name] for name in task.inputs if name in query}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from pgra.artifacts import TemporaryFolder
-from pgra.core import Example, Json, run_overlapped
+from pgra.core import Example, Json, Turn, run_overlapped
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -156,11 +156,13 @@ class Encoder:
         pad_token_id: Fills up batches; positions are counted by it.
         query_prompt: What each query begins with; usually nothing.
         inputs: Its files, as they were when it was identified.
+        busy: Held by the thread that encodes.
     """
 
     def __init__(self, args: PassageEncoderArguments, device: str = "auto") -> None:
         """Load what the arguments name; see `Encoder.load`."""
         self.args, self.device = args, load.choose_device(device)
+        self.busy = Turn()
         source = load.fetch_parts(load.find_model(args.encoder))
         dtype = load.choose_dtype(args.encoder_dtype, self.device)
         pooling, is_bare = args.pooling, not load.read_parts(source)
@@ -263,7 +265,10 @@ class Encoder:
             vectors[start : start + _CHUNK] = finish()
 
         starts = range(0, len(texts), _CHUNK)
-        run_overlapped(starts, prepare, lambda ready: self.begin(ready, advance=advance), keep=keep)
+        with self.busy:  # the tokenizer holds a call's lengths, the layers its packed weights
+            run_overlapped(
+                starts, prepare, lambda ready: self.begin(ready, advance=advance), keep=keep
+            )
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:

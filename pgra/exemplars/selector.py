@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import from_values
-from pgra.core import ALONE, Context, Example, Json, as_list, check_count
+from pgra.core import ALONE, Context, Example, Json, Turn, as_list, check_count
 from pgra.data.examples import open_rows
 from pgra.data.read import Record, read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
@@ -50,6 +50,7 @@ class ExemplarSelector:
         args: The choice that is asked for.
         pool: The examples as they were read, and their leak guard.
         similarity: What compares them with a query; None where nothing does.
+        busy: Held by the thread that chooses or adds.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class ExemplarSelector:
         named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
         named |= {"vector_metric": metric, "order": order, "exemplar_seed": seed, **options}
         self.args = from_values(SelectionArguments, named, num_exemplars=1)
+        self.busy = Turn()
         self.items: list[Any] = []
         self._examples: list[Example] = []
         self.pool = ExemplarPool(self._examples, self.args.leak_jaccard if leak_guard else None)
@@ -184,11 +186,12 @@ class ExemplarSelector:
                 row = replace(row, fields={column: value[0]})
             label = read_label(row, column, labels=labels, classes=raw.classes)
             read.append(Example(f"pool-{first + at}", fields, label))
-        self.items += items
-        self._examples += read
-        self.pool = replace(self.pool)  # a new guard
-        if self.similarity is not None:
-            self.similarity = self.similarity.renewed()
+        with self.busy:
+            self.items += items
+            self._examples += read
+            self.pool = replace(self.pool)  # a new guard
+            if self.similarity is not None:
+                self.similarity = self.similarity.renewed()
 
     # What is chosen.
 
@@ -196,12 +199,13 @@ class ExemplarSelector:
         """Return rows of the pool."""
         if k:
             check_count("k", k)
-        count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
-        if count == 0:
-            return [[] for _ in queries]
-        args = replace(self.args, num_exemplars=count)
-        chosen = args.open(self.pool, self.similarity).choose(queries)
-        return [chosen.of(line) for line in range(len(queries))]
+        with self.busy:
+            count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
+            if count == 0:
+                return [[] for _ in queries]
+            args = replace(self.args, num_exemplars=count)
+            chosen = args.open(self.pool, self.similarity).choose(queries)
+            return [chosen.of(line) for line in range(len(queries))]
 
     def _query(self, query: Any) -> Example:
         if isinstance(query, Example):

@@ -38,8 +38,6 @@ class PgraReranker(BaseDocumentCompressor):
         Raises:
             PgraError: As `pgra.Reranker.rank`.
         """
-        if not documents:
-            return []
         texts = [document.page_content for document in documents]
         found = []
         for hit in self.reranker.rank(query, texts, k=self.top_n):

@@ -37,8 +37,6 @@ class PgraRerank(BaseNodePostprocessor):
         """Return copies of the best nodes, best first, with the reranker's scores."""
         if query_bundle is None:
             raise ValueError("there is no query to order nodes by: give query_str or query_bundle")
-        if not nodes:
-            return []
         texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
         hits = self._reranker.rank(query_bundle.query_str, texts, k=self.top_n)
         return [NodeWithScore(node=nodes[hit.index].node, score=hit.score) for hit in hits]

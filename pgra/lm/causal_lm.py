@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgra.core import Json, Scores
+from pgra.core import Json, Scores, Turn
 from pgra.errors import ConfigError, ModelError, show
 from pgra.lm import load
 from pgra.lm.base import VLLM, Advance, Engine, LMArguments, StateArguments
@@ -78,7 +77,7 @@ class CausalLM:
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
         named = {f"lm_{option}": value for option, value in how.items()}
-        self.with_head, self.busy = with_head, threading.RLock()
+        self.with_head, self.busy = with_head, Turn()
         self._given: Any = None if isinstance(lm, LMArguments | str | Path) else lm
         if self._given is None:
             given = lm if isinstance(lm, LMArguments) else LMArguments(lm=str(lm))
@@ -244,12 +243,14 @@ class CausalLM:
         ids, mask = pad(batch)
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
-        hidden = self.model(  # loaded first: weights that do not fit are refused before all else
-            input_ids=send(ids, self.device),
-            position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
-            attention_mask=send(mask.long(), self.device),
-            use_cache=False,
-        ).last_hidden_state  # (n, L, H)
+        with self.busy:
+            # The model is loaded first: weights that do not fit are refused before all else.
+            hidden = self.model(
+                input_ids=send(ids, self.device),
+                position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
+                attention_mask=send(mask.long(), self.device),
+                use_cache=False,
+            ).last_hidden_state  # (n, L, H)
         ends = torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1
         return self.states_at(hidden, send(ends, hidden.device))
 
@@ -368,7 +369,7 @@ class EngineLM(CausalLM):
             ConfigError: If no tokenizer is named, or vLLM or the client is not installed.
             ModelError: If there is no such server or LM, or its tokenizer is another one.
         """
-        self.how, self.layer, self.busy = args, None, threading.RLock()
+        self.how, self.layer, self.busy = args, None, Turn()
         self.device = load.choose_device(device)
         self.dtype = getattr(torch, args.lm_dtype.replace("auto", "float32"))
         self.engine: Engine = StateServer(args) if args.server else VllmEngine(args, self.device)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from pgra.artifacts import find_damage, package_versions, record_files, write_json
-from pgra.core import Context, Json, Prediction
+from pgra.core import Context, Json, Prediction, Turn
 from pgra.data.read import fetch_folder, is_utf8
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
@@ -117,6 +117,7 @@ class Reader:
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
         self.record = record
+        self.busy = Turn()
         temperature = record.calibration.temperature
         self.classifier = T5Classifier(
             model, tokenizer, record.verbalizer, record.decode, temperature
@@ -186,4 +187,5 @@ class Reader:
         inputs = build_inputs(
             examples, evidence, tokenizer, record.verbalizer, layout=record.layout
         )
-        return self.classifier.predict(inputs, Context())
+        with self.busy:  # of several threads one at a time
+            return self.classifier.predict(inputs, Context())

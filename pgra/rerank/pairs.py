@@ -8,7 +8,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -19,10 +19,10 @@ import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores, Turn
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
-from pgra.lm.batching import BackOff, begin_fetch, send, token_budget_batches
+from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.progress import Bar
 from pgra.rerank.bank import Advance, Bank, bank_name
@@ -35,7 +35,7 @@ Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model cal
 class Pairs:
     """Distinct pairs of queries and passages: n rising keys, and the passages' rows.
 
-    `queries` are indices in `examples`, (n,).
+    `queries` are indices in `examples`, (n,); `texts` returns the passages of rows.
     """
 
     examples: Sequence[Example]
@@ -60,18 +60,6 @@ class Pairs:
         return shards
 
 
-class GivenTexts:
-    """Texts in memory, in the place of a corpus."""
-
-    fingerprint: ClassVar[Mapping[str, Json]] = {}
-
-    def __init__(self, given: Sequence[str] = ()) -> None:
-        self._given = given
-
-    def texts(self, rows: Sequence[int] | Rows) -> list[str]:
-        return [self._given[row] for row in rows]
-
-
 class PairBankReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together, each pair once.
 
@@ -87,6 +75,7 @@ class PairBankReranker(ScoringReranker):
     ) -> None:
         """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
         self.corpus, self.context = request.corpus, request.context
+        self.busy = Turn()
         self.topic_weight = request.args.topic_weight or 0.0
         device = load.choose_device(self.context.device)
         self.shard_rows = load.batch_budget(request.args.bank_shard_rows, device)
@@ -116,7 +105,7 @@ class PairBankReranker(ScoringReranker):
         present = rows != MISSING_ROW
         keys, first = np.unique(self._keys(examples, rows)[present], return_index=True)
         queries = np.nonzero(present)[0].astype(np.int64)
-        return Pairs(examples, keys, queries[first], rows[present][first])
+        return Pairs(examples, keys, queries[first], rows[present][first], self.corpus.texts)
 
     def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
         """Return the keys of pairs, (B, K): hashes of query and passage."""
@@ -148,12 +137,17 @@ class PairBankReranker(ScoringReranker):
         return scores
 
     def score_texts(self, queries: Sequence[Example], documents: Sequence[str]) -> Scores:
-        """Score each document for each query, (B, n) float32; nothing is kept."""
-        given: Any = GivenTexts(documents)
-        self.corpus = given
+        """Score each document for each query, (B, n) float32; nothing is kept.
+
+        Of several threads one at a time does so.
+        """
         rows = np.tile(np.arange(len(documents)), (len(queries), 1))
-        pairs, bar = self.pairs(queries, rows), Bar(total=rows.size, desc="score", unit="pair")
-        with bar, torch.inference_mode():
+        if not rows.size:
+            return np.empty(rows.shape, np.float32)
+        pairs = self.pairs(queries, rows)
+        pairs = replace(pairs, texts=lambda rows: [documents[row] for row in rows])
+        bar = Bar(total=rows.size, desc="score", unit="pair")
+        with self.busy, bar, torch.inference_mode():
             scores = self.compute(self.read(pairs, pairs.keys), bar.update)()[:, self.column]
         found: Scores = scores.numpy()[pairs.find(self._keys(queries, rows))]
         return found
@@ -232,7 +226,7 @@ class PairReranker(PairBankReranker):
     def read(self, pairs: Pairs, keys: Rows) -> list[Tokens]:
         at = pairs.find(keys)
         queries = [pairs.examples[query].text for query in pairs.queries[at]]
-        return self.tokenize(queries, self.corpus.texts(pairs.rows[at]))
+        return self.tokenize(queries, pairs.texts(pairs.rows[at]))
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise pairs; those longer than `max_tokens` are cut, and counted."""
@@ -360,7 +354,7 @@ class NeighborReranker(PairBankReranker):
             example, mine = pairs.examples[query], np.flatnonzero(queries == query)
             encoder = self.exemplars.encoder_for(self.encoder, example)
             passage_fields = encoder.prompt.template.passage_fields
-            texts = self.corpus.texts(pairs.rows[at[mine]])
+            texts = pairs.texts(pairs.rows[at[mine]])
             prompts = encoder.tokenize([example.fields, *map(passage_fields, texts)])
             _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
             units.append((encoder, prompts, mine))

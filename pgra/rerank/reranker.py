@@ -194,6 +194,10 @@ class Reranker(ScoringReranker):
         if not self._class.is_fitted:
             self._fitted = Fitting(similarity, Reference(), num_rows=0)
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return a copy with the same LM, and the states that it has read."""
+        return copy.copy(self)
+
     # Texts that are given, whose states are kept in memory.
 
     def rank(
@@ -240,7 +244,8 @@ class Reranker(ScoringReranker):
             found = self._pairs.score_texts(given, as_texts("documents", documents))
             return found if isinstance(query, list) else found[0]
         if self._fitted is None and self._class.content_free:
-            fitting = Fitting(self.similarity, Reference(self._content_free()), num_rows=0)
+            free = Reference(self._documents(self._class.content_free))
+            fitting = Fitting(self.similarity, free, num_rows=0)
             states = self._states(fitting.queries())
             fitting.fit_states(states[:0], states)
             self._fitted = fitting
@@ -302,10 +307,6 @@ class Reranker(ScoringReranker):
         self._words = self._task.prompt_words
         return task_format(self._task)
 
-    def _content_free(self) -> list[Example]:
-        fields = self.prompt.template.passage_fields
-        return [Example("", fields(text)) for text in self._class.content_free]
-
     def _documents(self, texts: Iterable[str]) -> list[Example]:
         fields = self.prompt.template.passage_fields
         return [Example("", fields(text)) for text in as_texts("documents", texts)]
@@ -331,16 +332,17 @@ class Reranker(ScoringReranker):
     def _states(self, examples: Sequence[Example]) -> Floats:
         """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
         encoder, keys = self.encoder, _keys(examples).tolist()
-        if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
-            self._kept.clear()
-        new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
-        before = encoder.num_cut
-        states = encoder.encode_examples(list(new.values()))
-        if num_cut := encoder.num_cut - before:
-            logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
-        self._kept.update(zip(new, states, strict=True))
-        found = [self._kept[key] for key in keys]
-        return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
+        with encoder.lm.busy:  # of several threads one at a time
+            if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
+                self._kept.clear()
+            new = {k: one for k, one in zip(keys, examples, strict=True) if k not in self._kept}
+            before = encoder.num_cut
+            states = encoder.encode_examples(list(new.values()))
+            if num_cut := encoder.num_cut - before:
+                logger.warning("%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit)
+            self._kept.update(zip(new, states, strict=True))
+            found = [self._kept[key] for key in keys]
+            return np.array(found, np.float32).reshape(len(keys), encoder.lm.width)
 
     # A run's second stage, with banks in its artifacts folder.
 
@@ -379,7 +381,7 @@ class Reranker(ScoringReranker):
         reference = request.reference
         if self._words:
             reference = replace(reference, words=self._words)
-        free = self._content_free()
+        free = self._documents(self._class.content_free)
         other.fitting = Fitting(
             self.similarity,
             replace(reference, queries=free) if free else reference,
