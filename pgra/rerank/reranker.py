@@ -240,7 +240,7 @@ class Reranker(ScoringReranker):
         """
         if self._pairs is not None:
             texts = as_texts("queries", query if isinstance(query, list) else [query])
-            given = [Example("", {"text": text}) for text in texts]
+            given = [Example("", {"text": text.strip()}) for text in texts]
             found = self._pairs.score_texts(given, as_texts("documents", documents))
             return found if isinstance(query, list) else found[0]
         if self._fitted is None and self._class.content_free:
@@ -318,7 +318,7 @@ class Reranker(ScoringReranker):
             fields = {inputs[0]: query}
         if not isinstance(fields, Mapping) or {*fields} != {*inputs}:
             raise ValueError(f"a query is {query!r:.80}: its inputs are {', '.join(inputs)}")
-        return Example("", {name: fields[name] for name in inputs})
+        return Example("", {name: fields[name].strip() for name in inputs})  # as a file's
 
     def _read_examples(self, given: Iterable[Any]) -> list[Example]:
         listed = as_list("examples", given)

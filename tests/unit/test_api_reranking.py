@@ -133,6 +133,8 @@ def test_auto_is_head_where_each_label_has_eight_examples_else_calibrated(make):
     texts = [text for text, _ in many]
     told = make(examples=many, num_exemplars=0, similarity="head").fit(texts)
     np.testing.assert_array_equal(ours.score(TWO, SENTENCES), told.score(TWO, SENTENCES))
+    spaced = ours.score(f" {texts[0]}\n", SENTENCES)  # of the fold without it too
+    np.testing.assert_array_equal(spaced, ours.score(texts[0], SENTENCES))
     few = make(examples=many[:-1], num_exemplars=0)
     fewer = make(examples=many[:-1], num_exemplars=0, similarity="calibrated")
     np.testing.assert_array_equal(few.score(TWO, SENTENCES), fewer.score(TWO, SENTENCES))
