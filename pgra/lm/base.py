@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pgra.config import Arguments, arg
 from pgra.core import Json, Scores
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, ModelError
 from pgra.prompts import CHATS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -120,6 +120,16 @@ class Completion:
     num_prompt_tokens: int | None = None
     num_new_tokens: int | None = None
     log_probability: float | None = None
+
+    @property
+    def chance(self) -> float:
+        """The word's log-probability; a ModelError if there is none: 0 would be the best."""
+        if self.log_probability is None:
+            raise ModelError(
+                "an endpoint filtered a prompt, and gave its word no log-probability: use "
+                "--decide_by generation, or another LM"
+            )
+        return self.log_probability
 
 
 class LanguageModel(Protocol):

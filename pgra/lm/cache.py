@@ -138,7 +138,7 @@ class CachedLM:
             return [[Completion("", log_probability=value) for value in line] for line in lines]
 
         found = self._find_or_ask(prompts, [{"word": word} for word in words], ask, advance)
-        return [[float(answer.log_probability or 0.0) for answer in line] for line in found]
+        return [[answer.chance for answer in line] for line in found]
 
     def _find_or_ask(
         self,

@@ -235,7 +235,7 @@ class RemoteLM:
         way = Way(COMPLETIONS, SCORE)
         questions = [[self._question(way, prompt, word) for word in words] for prompt in prompts]
         answers = self._ask(questions, advance)
-        return [[float(answer.log_probability or 0.0) for answer in line] for line in answers]
+        return [[answer.chance for answer in line] for line in answers]
 
     def _question(
         self, way: Way, prompt: str, word: str | None = None, **parameters: Json
@@ -561,20 +561,24 @@ class StateServer(Engine):
             raise ModelError(f"{error}: for states start {self._where[2]}") from None
         with self._reading(f"the states of {len(ids)} prompts"):
             items = reply["data"] if isinstance(reply, dict) else reply
-            order = sorted(range(len(items)), key=lambda i: items[i].get("index", i))
-            found = np.stack([_read_state(items[i]) for i in order])
-            if len(found) != len(ids):
-                raise ValueError(f"there are {len(found)}")
-            return found
+            return np.stack([_read_state(item) for item in _in_order(items, len(ids))])
 
     def score(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:
         asked = [[*prompt, *word] for word in words]
         how = {"model": self.model, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
         reply = self._ask("/v1/completions", {**how, "prompt": asked})
         with self._reading("the log-probabilities of an echoed prompt"):
-            lines = [choice["logprobs"]["token_logprobs"] for choice in reply["choices"]]
-            pairs = zip(lines, asked, strict=True)
-            return [math.fsum(line[len(prompt) : len(ids)]) for line, ids in pairs]
+            scores = []
+            choices = _in_order(reply["choices"], len(asked))
+            for ids, choice in zip(asked, choices, strict=True):
+                line = choice["logprobs"]["token_logprobs"]
+                chances = line[len(prompt) : len(ids)]
+                score = math.fsum(chances)
+                is_whole = len(line) - len(ids) in (0, 1)  # one token is written after it
+                if not (is_whole and chances and math.isfinite(score)):
+                    raise ValueError(f"{len(line)} for {len(ids)} tokens, their sum is {score}")
+                scores.append(score)
+            return scores
 
     def _ask(self, path: str, body: Mapping[str, Json] | None = None) -> Any:
         import openai
@@ -601,6 +605,14 @@ class StateServer(Engine):
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             said = _excerpt(self._client, f"{type(error).__name__}: {error}")
             raise ModelError(f"{self.name} did not answer with {what} ({said})") from None
+
+
+def _in_order(items: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Return a reply's items by their `index`, or as they come; an error if one is missing."""
+    if len(items) != count:
+        raise ValueError(f"there are {len(items)}")
+    numbered = {item.get("index", number): item for number, item in enumerate(items)}
+    return [numbered[number] for number in range(count)]
 
 
 def _read_state(item: Mapping[str, Any]) -> Scores:
