@@ -188,6 +188,10 @@ class PairReranker(PairBankReranker):
         self.counter, self.num_cut = self, 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
+        self._filler = self._choose_filler()
+        reads_last_column = getattr(self.config, "summary_type", None) == "last"  # XLNet
+        if self._filler is None or reads_last_column:
+            self._back_off.budget = 1  # one pair at a time, without padding
         last = max(self.encode(["a"], ["b"])[0].get("token_type_ids") or [0])
         if 0 < (getattr(self.config, "type_vocab_size", None) or 0) <= last:
             raise ModelError(
@@ -217,7 +221,7 @@ class PairReranker(PairBankReranker):
         import transformers
 
         loader = getattr(transformers, self.model_class).from_pretrained
-        model = load.load_pretrained(loader, self.source, dtype=self.dtype)
+        model = load.load_pretrained(loader, self.source, config=self.config, dtype=self.dtype)
         return model.to(self.device).eval()
 
     def release(self) -> None:
@@ -281,14 +285,32 @@ class PairReranker(PairBankReranker):
     @torch.inference_mode()
     def _run(self, shard: Sequence[Tokens], rows: Sequence[int]) -> Tensor:
         """Score some of a shard's pairs in one call, (B,) float32."""
-        padded = self.tokenizer.pad([shard[i] for i in rows], return_tensors="pt")
-        batch = {name: send(values, self.device) for name, values in padded.items()}
+        batch = {}
+        for name in shard[rows[0]]:
+            filler = (self._filler or 0) if name == "input_ids" else 0
+            values, _ = pad([shard[i][name] for i in rows], filler)
+            batch[name] = send(values, self.device)
         return self.score_batch(batch).float()
+
+    def _choose_filler(self) -> Any:
+        """Return the token that pads batches on the right, which the model's configuration names.
+
+        Where that names none, it is given the tokenizer's, or the end of a text; None if a pair
+        ends with it: a decoder's score is read at the last token that is not padding.
+        """
+        config = self.config.get_text_config()
+        if config.pad_token_id in (None, -1):
+            last = self.encode(["a"], ["b"])[0]["input_ids"][-1]
+            tokens = {self.tokenizer.pad_token_id, self.tokenizer.eos_token_id}
+            config.pad_token_id = min(tokens - {None, last}, default=None)
+        return config.pad_token_id
 
 
 def _num_positions(config: Any) -> float:
     """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
     positions: float = getattr(config, "max_position_embeddings", None) or math.inf
+    if positions < 0:  # XLNet's, which counts none
+        return math.inf
     is_after = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
     return positions - (config.pad_token_id + 1 if is_after else 0)
 

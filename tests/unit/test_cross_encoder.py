@@ -79,6 +79,18 @@ def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_p
     assert abs(whole[-1] - found[-1]) > 1e-4  # the control: its length is the saved one's
 
 
+@pytest.mark.parametrize("filler", ["<pad>", "</s>", None])
+def test_a_decoder_without_padding_scores_a_pair_as_alone(start, lm_dirs, tmp_path, filler):
+    config = {"num_labels": 1, "pad_token_id": None}
+    model = AutoModelForSequenceClassification.from_pretrained(lm_dirs["llama"], **config)
+    model.save_pretrained(tmp_path)
+    how = {"padding_side": "left", "pad_token": filler}
+    AutoTokenizer.from_pretrained(lm_dirs["llama"], **how).save_pretrained(tmp_path)
+    found = score(start(tmp_path))
+    np.testing.assert_allclose(found, by_hand(tmp_path)[:, 0], rtol=1e-4, atol=1e-5)
+    assert np.ptp(found) > 0.01  # the control
+
+
 def test_of_classes_it_is_the_log_probability_of_the_relevant_or_second_of_two(start, tmp_path):
     for names, column in (
         (["contradiction", "ENTAILMENT", "neutral"], 1),
