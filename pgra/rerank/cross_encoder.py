@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
 from pgra.core import Json
-from pgra.errors import ModelError
+from pgra.errors import ModelError, reading
+from pgra.lm import load
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Tokens
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _RELEVANT = ("relevant", "entailment")  # names of the class that counts, the first known one
 _UNNAMED = ["label_0", "label_1"]  # what transformers calls two classes
+_SAVED = "config_sentence_transformers.json"
 
 
 class CrossEncoderReranker(PairReranker):
@@ -41,20 +43,61 @@ class CrossEncoderReranker(PairReranker):
         return [options.cross_encoder]
 
     def fields(self) -> Mapping[str, Json]:
-        return {"class": self._class, "reranker": "cross-encoder"}
+        fields: dict[str, Json] = {"class": self._class, "reranker": "cross-encoder"}
+        return fields | ({"prompt": self._prompt} if self._prompt else {})
 
-    def encode(
-        self, queries: Sequence[str], passages: Sequence[str], max_tokens: int | None = None
-    ) -> list[Tokens]:
+    def encode(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise pairs as the model's tokenizer joins two texts."""
-        cut = {"truncation": "longest_first", "max_length": max_tokens} if max_tokens else {}
-        return self.call_tokenizer(queries, passages, **cut)
+        return self.call_tokenizer([self._prompt + query for query in queries], passages)
+
+    def encode_cut(self, query: str, passage: str) -> Tokens:
+        """Tokenise a pair, of which the longer text is cut, or both: as "longest_first".
+
+        A fast tokenizer would also make all that it cuts off: each pair of both texts' pieces.
+        """
+        texts = ([self._prompt + query], [passage])
+        if not self.tokenizer.is_fast:
+            cut = {"truncation": "longest_first", "max_length": self.max_tokens}
+            return self.call_tokenizer(*texts, **cut)[0]
+        encoded = self.tokenizer(*texts, verbose=False)
+        sides = encoded.sequence_ids(0)  # of each token 0 or 1; None for special ones
+        shorter = int(sides.count(1) < sides.count(0))
+        room = self.max_tokens - sides.count(None)
+        least = min(sides.count(shorter), room // 2)
+        counts = {None: len(sides), shorter: least, 1 - shorter: room - least}
+        order = list(range(len(sides)))
+        if self.tokenizer.truncation_side == "left":
+            order.reverse()
+        left = []
+        for token in order:
+            counts[sides[token]] -= 1
+            if counts[sides[token]] >= 0:
+                left.append(token)
+        left.sort()
+        return {name: [values[0][token] for token in left] for name, values in encoded.items()}
 
     def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
         logits: Tensor = self.model(**batch).logits.float()
         if self._class is None:
             return logits[:, 0]
         return logits.log_softmax(dim=1)[:, self._class]
+
+    @cached_property
+    def _prompt(self) -> str:
+        """What sentence-transformers puts before each query of this model."""
+        parts = load.read_parts(self.source)
+        if not parts:
+            return ""
+        saved = load.read_model_json(self.source, _SAVED, dict) or {}
+        settings = load.read_model_json(self.source, "sentence_bert_config.json", dict) or {}
+        with reading(f"{_SAVED} of '{self.source.name}'", ModelError):
+            if len(parts) > 1 or "message" in settings.get("modality_config", ()):
+                raise ModelError(
+                    f"'{self.source.name}' is a CrossEncoder with a chat template or parts of its "
+                    "own, which are not read: use --reranker causal, or a plain classifier"
+                )
+            name = saved.get("default_prompt_name")
+            return str(saved["prompts"][name] or "") if name else ""
 
     @cached_property
     def _class(self) -> int | None:

@@ -42,6 +42,7 @@ class Pairs:
     keys: Rows
     queries: Rows
     rows: Rows
+    texts: Callable[[Rows], list[str]]
 
     def find(self, keys: Rows) -> npt.NDArray[np.intp]:
         """Return the indices of keys that are there, (n,)."""
@@ -237,29 +238,28 @@ class PairReranker(PairBankReranker):
         found = self.encode(queries, passages)
         for i, pair in enumerate(found):
             if len(pair["input_ids"]) > self.max_tokens:
-                (found[i],) = self.encode([queries[i]], [passages[i]], self.max_tokens)
+                found[i] = self.encode_cut(queries[i], passages[i])
                 self.num_cut += 1
         return found
 
-    def encode(
-        self, queries: Sequence[str], passages: Sequence[str], max_tokens: int | None = None
-    ) -> list[Tokens]:
-        """Tokenise pairs; with `max_tokens` passages lose their ends, until pairs have no more."""
-        if max_tokens is not None:
-            pairs = zip(queries, passages, strict=True)
-            passages = [self._shorten(*pair, max_tokens) for pair in pairs]
+    def encode(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
+        """Tokenise whole pairs."""
         return self.call_tokenizer(list(map(self.text, queries, passages)))
 
-    def _shorten(self, query: str, passage: str, max_tokens: int) -> str:
-        def count_tokens(length: int) -> int:
-            return len(self.encode([query], [passage[:length]])[0]["input_ids"])
+    def encode_cut(self, query: str, passage: str) -> Tokens:
+        """Tokenise a pair that is too long; its passage loses its end."""
 
-        length = bisect_right(range(len(passage) + 1), max_tokens, key=count_tokens) - 1
+        def encode(length: int) -> Tokens:
+            return self.encode([query], [passage[:length]])[0]
+
+        def count_tokens(length: int) -> int:
+            return len(encode(length)["input_ids"])
+
+        most = self.max_tokens
+        length = bisect_right(range(len(passage) + 1), most, key=count_tokens) - 1
         if length < 0:
-            raise ConfigError(
-                f"a query does not fit {max_tokens} tokens: '{query[:80]}': shorten it"
-            )
-        return passage[:length]
+            raise ConfigError(f"a query does not fit {most} tokens: '{query[:80]}': shorten it")
+        return encode(length)
 
     def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
         """Tokenise texts, or texts in two parts, without padding."""
