@@ -9,6 +9,7 @@ A passage is read once for all queries of a shard that have it as a candidate.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from pgra.rerank.pairs import PairBankReranker, Pairs
 
 @dataclass(frozen=True)
 class PassagePrompts:
-    """Distinct passages' prompts of a shard as token ids, and after each its queries'.
+    """A shard's distinct prompts, of passages, as token ids, and after each its queries'.
 
     `places` are the places of these queries' pairs in the shard.
     """
@@ -60,6 +61,7 @@ class LikelihoodReranker(PairBankReranker):
             "reranker": "likelihood",
             "template": options.likelihood_template,
             "max_prompt_tokens": self.limit,
+            "cut": "by pair",
         }
         super().__init__(request, self.lm.source, fields)
 
@@ -71,33 +73,41 @@ class LikelihoodReranker(PairBankReranker):
         self.lm.release()
 
     def read(self, pairs: Pairs, keys: Rows) -> PassagePrompts:
-        """Tokenise a shard's passages, and the queries after each; long passages lose their end."""
+        """Tokenise a shard's passages, and the queries after each.
+
+        A long passage loses its end, until its prompt has room for the pair's own query.
+        """
         at = pairs.find(keys)
-        owners: dict[int, list[int]] = {}
-        for place, row in enumerate(pairs.rows[at].tolist()):
-            owners.setdefault(row, []).append(place)
         texts = [pairs.examples[query].text for query in pairs.queries[at]]
         queries = self.lm.tokenize([f" {text}" for text in texts])
-        passages = self.corpus.texts(list(owners))
-        written = self.lm.tokenize([f"{self._before}{text}{self._between}" for text in passages])
+        owners: dict[int, list[int]] = {}
+        for number, row in enumerate(pairs.rows[at].tolist()):
+            owners.setdefault(row, []).append(number)
+        begun = [f"{self._before}{text}" for text in pairs.texts(np.array(list(owners)))]
+        whole = self.lm.tokenize([f"{text}{self._between}" for text in begun])
         lead, between = self.lm.lead_ids, self.lm.tokenize([self._between])[0]
-        prompts, own = [], []
-        for text, ids, places in zip(passages, written, owners.values(), strict=True):
-            mine = [queries[place] for place in places]
-            room = self.limit - len(lead) - max(map(len, mine))
-            if len(ids) > room:
-                self.num_cut += 1
-                begun = self.lm.tokenize([f"{self._before}{text}"])[0]
-                ids = [*begun[: max(0, room - len(between))], *between]
-            if room <= len(between):
-                longest = max((texts[place] for place in places), key=len)
-                raise ConfigError(
-                    f"the LM reads {self.limit} tokens, which have no room for a passage and the "
-                    f"query '{longest[:80]}': use a longer window, or more --max_prompt_tokens"
-                )
-            prompts.append([*lead, *ids])
-            own.append(mine)
-        return PassagePrompts(prompts, own, list(owners.values()))
+        prompts, places = list[list[int]](), list[list[int]]()
+        for text, ids, numbers in zip(begun, whole, owners.values(), strict=True):
+            by_length: dict[int, list[int]] = {}  # of the passage
+            for number in numbers:
+                room = self.limit - len(lead) - len(queries[number])
+                if not queries[number] or room <= len(between):
+                    raise ConfigError(
+                        f"the query '{texts[number][:80]}' has {len(queries[number])} tokens: it "
+                        f"needs one, and room for a passage in the {self.limit} that the LM reads: "
+                        "use another query, a longer window, or more --max_prompt_tokens"
+                    )
+                by_length.setdefault(min(room, len(ids)), []).append(number)
+            for length, numbers in by_length.items():
+                prompt = ids
+                if length < len(ids):
+                    self.num_cut += 1
+                    beginning = self.lm.tokenize([text])[0]
+                    prompt = [*beginning[: length - len(between)], *between]
+                prompts.append([*lead, *prompt])
+                places.append(numbers)
+        after = [[queries[number] for number in numbers] for numbers in places]
+        return PassagePrompts(prompts, after, places)
 
     def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
         """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
