@@ -580,7 +580,8 @@ def open_database(path: Path, kind: DatabaseKind, *, create: bool = True) -> sql
     if is_file and not create and not path.is_file():
         raise ArtifactError(f"there is no {kind.name} {path}: name another file")
     mode = "mode=rw"
-    if may_only_be_read(path) and not path.with_name(f"{path.name}-wal").exists():
+    target = path.resolve()  # beside which SQLite writes
+    if may_only_be_read(target) and not target.with_name(f"{target.name}-wal").exists():
         mode = "mode=ro&immutable=1"  # SQLite would make a write-ahead log beside it
     with kind.errors_of(path), contextlib.ExitStack() as stack:
         if create and is_file and not path.exists():

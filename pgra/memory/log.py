@@ -269,7 +269,7 @@ class FeedbackLog:
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
         """Store vectors of entries that are still in force, where the file may be written."""
-        if may_only_be_read(self._place):
+        if may_only_be_read(self._place.resolve()):
             return
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
         rows = [

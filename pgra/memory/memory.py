@@ -17,7 +17,7 @@ from typing import Any
 
 from pgra.artifacts import write_lines
 from pgra.core import Context, as_query, check_count
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
 from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, check_length, now, read_events
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
@@ -87,6 +87,8 @@ class Memory(AbstractContextManager["Memory"]):
             raise ValueError(f"user is {user!r}: give a text")
         self.path, self.user, self.source, self._admin = Path(path), user, source, admin
         if callable(lookup):
+            if encoder is not None:
+                raise ConfigError("a loaded look-up has its own encoder: leave encoder out")
             open_lookup, self.threshold = lookup, threshold
         else:
             is_loaded = not isinstance(encoder, str | Path | None)

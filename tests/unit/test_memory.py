@@ -44,8 +44,9 @@ def test_a_memory_that_is_on_no_disk_is_as_any_other_and_leaves_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ArtifactError, match="there is no memory none.sqlite"):
         pgra.Memory("none.sqlite", create=False)
-    with pytest.raises(ConfigError, match="lookup 'edit' has no encoder"):
-        pgra.Memory(":memory:", lookup="edit", encoder="a name")
+    for lookup in ("edit", EncoderLookup):
+        with pytest.raises(ConfigError, match="encoder"):
+            pgra.Memory(":memory:", lookup=lookup, encoder="a name")
 
 
 def test_an_export_never_overwrites_the_memory(tmp_path):
