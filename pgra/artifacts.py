@@ -33,7 +33,7 @@ import numpy.typing as npt
 import xxhash
 
 from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError, DamageError, cut, reading
+from pgra.errors import ArtifactError, DamageError, cut, name_file, reading
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
 
 def file_checksum(path: Path) -> str:
     """Return a file's xxh3-128, which detects damage, not tampering."""
-    with path.open("rb") as file:
+    with reading(path, DamageError), path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
@@ -187,7 +187,7 @@ def write_aside(path: Path) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
         aside.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # of a full disk, the system names no file
+        name_file(error, path)
         raise
     finally:
         with contextlib.suppress(OSError):  # on a read-only disk it would hide the cause
@@ -537,6 +537,7 @@ class DatabaseKind:
         schema: Statements that make the tables, separated by semicolons.
         version: Of the tables; another one is refused.
         if_damaged: What to do with a damaged file; {path} stands for it.
+        mode: Who may use a file that is made, less the umask.
     """
 
     name: str
@@ -545,18 +546,19 @@ class DatabaseKind:
     version: int = 1
     page_bytes: int = 4096
     if_damaged: str = "move it away"
+    mode: int = 0o666
 
     def damaged(self, path: Path, why: object) -> ArtifactError:
         return ArtifactError(f"{path} is damaged ({why}): {self.if_damaged.format(path=path)}")
 
     @contextlib.contextmanager
     def errors_of(self, path: Path) -> Iterator[None]:
-        """Turn SQLite's errors in the block into an `ArtifactError`."""
+        """Turn SQLite's and the system's errors in the block into an `ArtifactError`."""
         try:
             yield
         except UnicodeDecodeError as error:  # in a message of SQLite's, such as a table's name
             raise self.damaged(path, error) from None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(_DAMAGED):
                 raise self.damaged(path, error) from None
@@ -568,7 +570,8 @@ class DatabaseKind:
 def open_database(path: Path, kind: DatabaseKind, *, create: bool = True) -> sqlite3.Connection:
     """Open a SQLite file of ours in autocommit mode: the caller begins and ends transactions.
 
-    With `create`, a missing file is made, with its folder. `IN_MEMORY` is always made.
+    With `create`, a missing file is made, with its folder. `IN_MEMORY` is always made. A file that
+    may only be read is read as it is now.
 
     Raises:
         ArtifactError: If it is missing, foreign, damaged, locked for too long or not writable.
@@ -576,10 +579,14 @@ def open_database(path: Path, kind: DatabaseKind, *, create: bool = True) -> sql
     is_file = path != IN_MEMORY
     if is_file and not create and not path.is_file():
         raise ArtifactError(f"there is no {kind.name} {path}: name another file")
-    mode = "mode=rwc" if create else "mode=rw"
+    mode = "mode=rw"
+    target = path.resolve()  # beside which SQLite writes
+    if may_only_be_read(target) and not target.with_name(f"{target.name}-wal").exists():
+        mode = "mode=ro&immutable=1"  # SQLite would make a write-ahead log beside it
     with kind.errors_of(path), contextlib.ExitStack() as stack:
-        if create:
+        if create and is_file and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(kind.mode)
         db = sqlite3.connect(
             f"{path.absolute().as_uri()}?{mode}" if is_file else str(path),
             uri=True,
@@ -598,6 +605,11 @@ def open_database(path: Path, kind: DatabaseKind, *, create: bool = True) -> sql
         db.execute("PRAGMA synchronous = FULL")
         stack.pop_all()
         return db
+
+
+def may_only_be_read(path: Path) -> bool:
+    """Whether a file, or its folder, cannot be written by this process."""
+    return path.is_file() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _make_tables(db: sqlite3.Connection, kind: DatabaseKind) -> None:
@@ -621,7 +633,3 @@ def _check_kind(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
         raise ArtifactError(
             f"{path} has format {version}, this pgra reads {kind.version}: name another file"
         )
-    # SQLite reads a table with a flipped letter in its statement as an empty one.
-    tables = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema")}
-    if missing := {sql.strip() for sql in kind.schema.split(";")} - {"", *tables}:
-        raise kind.damaged(path, f"it lacks {missing.pop()}")

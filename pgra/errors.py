@@ -133,7 +133,7 @@ _OF_A_GPU = re.compile("CUDA|CUBLAS|cuDNN|CUSPARSE|CUSOLVER|CUFFT")  # and not o
 
 def system_fault(error: Exception) -> str | None:
     """Describe an error of the system, such as a full disk; None for other errors."""
-    text = " ".join(map(str, error.args))
+    text = str(error)
     numbered = _OS_ERROR.search(text)
     if isinstance(error, OSError) and error.errno is not None:
         code = error.errno
@@ -144,6 +144,12 @@ def system_fault(error: Exception) -> str | None:
     else:
         return None
     return f"cannot use {getattr(error, 'filename', None) or 'a file'}: {os.strerror(code)}"
+
+
+def name_file(error: OSError, path: object) -> None:
+    """Name the file in an error of the system that names none, such as of a full disk."""
+    if error.errno is not None and error.filename is None:
+        error.filename = str(path)
 
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as safetensors and tokenizers say it
@@ -159,8 +165,8 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # of a disk that fails, the system names no file
+        if isinstance(error, OSError):
+            name_file(error, path)
         is_ours = isinstance(error, PgraError | ImportError)
         if is_ours or device_fault(error) or system_fault(error):
             raise

@@ -60,17 +60,17 @@ def check_same_run(
     except ArtifactError:
         before = read_object(folder / ARGUMENTS_FILE)
         changes = []
-        for section in arguments.keys() & before.keys():
-            old = before[section]
-            new = arguments[section]
+        for section, new in arguments.items():
+            old = before.get(section, {})
             for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
-                is_given = None not in (old[name], new[name])  # else it is filled in later
-                if is_given and canonical_json(old[name]) != canonical_json(new[name]):
+                if canonical_json(old[name]) != canonical_json(new[name]):
                     changes.append(f"--{name} {old[name]} (now {new[name]})")
-        if not changes:
+        # The number of processes is no flag, but decides some.
+        if not changes or made.get("num_processes") != asked.get("num_processes"):
             raise
-        made_with = ", ".join(sorted(changes))
-        raise ArtifactError(f"{folder} was made with {made_with}: {way_out}") from None
+        raise ArtifactError(
+            f"{folder} was made with {', '.join(sorted(changes))}: {way_out}"
+        ) from None
 
 
 def check_same_inputs(

@@ -427,7 +427,7 @@ def run_all(
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        check_same_run(args.folder, identity(method), args.as_json(), is_whole=False)
+        check_same_run(args.folder, identity(method), method.args.as_json(), is_whole=False)
     shared.prepare()
     made: dict[int, Run] = {}
     for seed, args in runs.items():

@@ -25,7 +25,7 @@ CLAIMS = {
 }
 QUESTIONS = (
     "--config demo-questions --task webquestions --retriever bm25 --reranker likelihood "
-    "--corpus bundled:wikipedia-19k --num_evidence 1"
+    "--corpus bundled:wikipedia-19k --num_evidence 1 --allow_test_in_train"
 )
 
 

@@ -21,8 +21,13 @@ from pgra.errors import ConfigError
 from pgra.prompts import Verbalizer, line_format, task_format
 
 _UNUSED = (
-    *("max_train_samples", "max_dev_samples", "max_test_samples", "dev_fraction", "split_seed"),
-    *("test_fraction", "allow_test_in_train"),
+    "max_train_samples",
+    "max_dev_samples",
+    "max_test_samples",
+    "dev_fraction",
+    "split_seed",
+    "test_fraction",
+    "allow_test_in_train",
 )
 _NUM_SHOWN = 2
 _EVIDENCE = "(a passage of the corpus)"

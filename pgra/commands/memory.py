@@ -165,8 +165,8 @@ def _update(where: MemoryArguments, entry_id: str, feedback: str) -> None:
 def _delete(where: MemoryArguments, *ids: str) -> None:
     """Take entries out of the memory."""
     with where.open() as memory:
-        memory.delete(*map(entry_number, ids))
-        say(f"{where.memory}: {len(ids):,} deleted, {len(memory):,} entries left")
+        count = memory.delete(*map(entry_number, ids))
+        say(f"{where.memory}: {count:,} deleted, {len(memory):,} entries left")
 
 
 def _erase(where: MemoryArguments, *ids: str) -> None:
@@ -219,7 +219,7 @@ def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
           --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
     """
     family = load_family(args.family)
-    lookup = lookup.settle(family)
+    lookup = lookup.settle(family, is_encoder_shared=args.prefix == "kate")
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
     quiet_libraries()
     lm = args.open_lm()
@@ -271,12 +271,11 @@ def _train_gud_ir(args: TrainingPairsArguments, how: GeneratorArguments, pairs: 
 def open_conversation(
     where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments
 ) -> Iterator[Conversation]:
-    """Open an LM and the memory that it is asked with."""
+    """Open an LM, if one is named, and the memory that it is asked with."""
     quiet_libraries()
-    chat.check_named()
     family = load_family(chat.family)
     with where.open_for(lookup, family, chat.device, create=True) as memory:
-        yield Conversation(chat.open_lm(), memory)
+        yield Conversation(chat.open_lm() if chat.lm else None, memory)
 
 
 def _chat(where: MemoryArguments, chat: PromptedArguments, lookup: LookupArguments) -> None:
@@ -301,6 +300,7 @@ def _chat(where: MemoryArguments, chat: PromptedArguments, lookup: LookupArgumen
                 say(f"> {visible(line)}")
             yield line
 
+    chat.check_named()
     with open_conversation(where, chat, lookup) as conversation:
         say(f"{where.memory}: {len(conversation.memory):,} entries; LM {chat.lm}")
         say("type a question, /add TEXT, /delete ID, /list, /prompt or /quit")

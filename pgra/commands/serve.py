@@ -1,14 +1,20 @@
 """Servers for other tools: `pgra serve` over HTTP, `pgra mcp` for agents."""
 
+import asyncio
 import base64
 import contextlib
 import hmac
+import logging
 import os
+import signal
+import socket
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -16,7 +22,7 @@ from pgra import __version__
 from pgra.commands.common import about, quiet_libraries, say
 from pgra.commands.memory import FamilyArguments, MemoryArguments, open_conversation
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.errors import ConfigError, DataError, PgraError, device_fault
+from pgra.errors import ConfigError, DataError, ModelError, PgraError, device_fault
 from pgra.lm.base import REMOTE, CompleterArguments
 from pgra.memory.chat import page
 from pgra.memory.lookup import LookupArguments
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from pgra.memory.chat import Page
     from pgra.rerank.reranker import Reranker
     from pgra.retrieval.dense import Index
     from pgra.runs import Run
@@ -36,7 +43,15 @@ if TYPE_CHECKING:
 _LOOPBACK = ("127.0.0.1", "localhost")
 _TOKEN = "PGRA_TOKEN"
 _MOST_BYTES = 16 << 20  # of a body
+_MOST_SECONDS = 60  # until all of it is there
+_MOST_FIELDS = 16  # of a form
+_MOST_WAITING = 32  # requests
+_SECONDS_BETWEEN = 0.02  # looks at whether it is a request's turn
+_SECONDS_TO_END = 5  # after SIGTERM
+_VERSIONS = ("", "/v1", "/v2")  # that clients write before a route
 _JSON = "application/json"
+
+logger = logging.getLogger(__name__)
 
 # The bodies are those of Cohere's clients; Jina's reranker has the same.
 
@@ -113,37 +128,121 @@ def classify(run: "Run | None", lm: Any, asked: ClassifyBody) -> Mapping[str, An
     return {"classifications": found}
 
 
-Doors = Mapping[str, tuple[type, Callable[[Any], Mapping[str, Any]]]]
+Door = tuple[type, Callable[[Any], Mapping[str, Any]]]  # a body, and what answers it
+Doors = Mapping[str, Door]  # by name
+
+
+async def read_body(request: "Request") -> bytes:
+    """Return a request's body, which must be there in time and not too large."""
+    from starlette.exceptions import HTTPException
+
+    close = {"connection": "close"}  # the rest of it is not read
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_MOST_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_BYTES:
+                    raise HTTPException(413, f"a body has at most {_MOST_BYTES:,} bytes", close)
+    except TimeoutError:
+        raise HTTPException(408, f"send a body within {_MOST_SECONDS} seconds", close) from None
+    return bytes(body)
+
+
+class Turns:
+    """Answers requests one after the other: models and a memory have one user at a time."""
+
+    def __init__(self) -> None:
+        self._line = list["Request"]()  # the first one's work is being done
+
+    async def answer(self, request: "Request", work: Callable[[], "Response"]) -> "Response":
+        """Do the work in a thread when it is its turn, unless the client leaves before."""
+        from starlette.concurrency import run_in_threadpool
+        from starlette.exceptions import HTTPException
+        from starlette.requests import ClientDisconnect
+
+        if len(self._line) >= _MOST_WAITING:
+            raise HTTPException(503, f"{_MOST_WAITING} requests are waiting: try again later")
+        self._line.append(request)
+        try:
+            while self._line[0] is not request:
+                await asyncio.sleep(_SECONDS_BETWEEN)
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+            return await run_in_threadpool(work)
+        except (ValueError, RecursionError) as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_globals["__name__"].startswith("pgra."):
+                raise  # what our own code refuses is the request's fault
+            raise ModelError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._line.remove(request)
+
+
+def open_door(door: Door, turns: Turns) -> Callable[..., Any]:
+    """Return what answers the requests at a door."""
+    from starlette.responses import JSONResponse
+
+    kind, answer = door
+
+    async def show(request: "Request") -> "Response":
+        body = await read_body(request)
+        asked: Any = msgspec.json.decode(body, type=kind, strict=False)  # some send "true"
+        return await turns.answer(request, lambda: JSONResponse(answer(asked)))
+
+    return show
+
+
+def open_page(page: "Page", turns: Turns) -> Callable[..., Any]:
+    """Return what answers the forms of a page; it refuses those of other pages."""
+    from starlette.exceptions import HTTPException
+
+    async def show(request: "Request") -> "Response":
+        origin = request.headers.get("origin")  # as far as the browser reports it
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise HTTPException(403, "this form is of another page")
+        body = await read_body(request)
+        fields = parse_qsl(body.decode(), errors="strict", max_num_fields=_MOST_FIELDS)
+        typed = {name: value.replace("\r\n", "\n") for name, value in fields}
+        return await turns.answer(request, partial(page, typed))
+
+    return show
+
+
+async def refuse(request: "Request", error: Exception) -> "Response":
+    """Tell an error in one line."""
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse
+
+    text = getattr(error, "detail", None) or device_fault(error) or str(error)
+    status = getattr(error, "status_code", 500)
+    if isinstance(error, ValueError | RecursionError | ConfigError | DataError):
+        is_json = type(error) not in (msgspec.DecodeError, RecursionError)
+        status = 422 if is_json else 400
+    elif not isinstance(error, PgraError | HTTPException):
+        text = f"{type(error).__name__}: {text}"
+    message = " ".join(text.split())
+    if status == 500:
+        logger.error("%s: %s", request.url.path, message)
+    return JSONResponse({"message": message}, status, getattr(error, "headers", None))
 
 
 def build_app(
-    doors: Doors, hosts: Sequence[str], token: str = "", pages: Sequence[Any] = ()
+    doors: Doors, hosts: Sequence[str], token: str = "", page: "Page | None" = None
 ) -> "Starlette":
     """Return the application: by name a body and what answers it, one after the other.
 
-    It refuses other host names than `hosts`, against DNS rebinding. A token must come as a bearer
-    token, or from a browser as the password.
+    The page is at /. Other host names than `hosts` are refused, against DNS rebinding. A token must
+    come as a bearer token, or from a browser as the password.
     """
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.responses import JSONResponse
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
-
-    lock = threading.Lock()
-
-    def refuse(_: "Request", error: Exception) -> "Response":
-        text = getattr(error, "detail", None) or device_fault(error) or str(error)
-        status = getattr(error, "status_code", 500)
-        if isinstance(error, ValueError | ConfigError | DataError):
-            is_typed = isinstance(error, msgspec.ValidationError)
-            status = 422 if is_typed or not isinstance(error, msgspec.DecodeError) else 400
-        elif not isinstance(error, PgraError | HTTPException):
-            text = f"{type(error).__name__}: {text}"
-        return JSONResponse({"message": " ".join(text.split())}, status)
 
     async def check(request: "Request", go_on: Any) -> Any:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -154,33 +253,23 @@ def build_app(
         message = {"message": f"send the server's {_TOKEN} as a bearer token"}
         return JSONResponse(message, 401, {"WWW-Authenticate": 'Basic realm="pgra"'})
 
-    def route(name: str) -> Any:
-        kind, answer = doors[name]
+    async def describe(_: "Request") -> "Response":
+        return JSONResponse(openapi(doors))
 
-        def locked(asked: Any) -> Mapping[str, Any]:
-            with lock:
-                return answer(asked)
-
-        async def show(request: "Request") -> "Response":
-            body = bytearray()
-            async for part in request.stream():
-                body += part
-                if len(body) > _MOST_BYTES:
-                    raise HTTPException(413, f"a body has at most {_MOST_BYTES:,} bytes")
-            asked: Any = msgspec.json.decode(body, type=kind, strict=False)  # some send "true"
-            return JSONResponse(await run_in_threadpool(locked, asked))
-
-        return Route(f"/{{version:path}}{name}", show, methods=["POST"])
-
+    turns = Turns()
+    routes = [Route("/openapi.json", describe)]
+    if page is not None:
+        routes.append(Route("/", open_page(page, turns), methods=["GET", "POST"]))
+    for name, door in doors.items():
+        show = open_door(door, turns)
+        routes += [Route(f"{version}/{name}", show, methods=["POST"]) for version in _VERSIONS]
     guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
     if token:
         guards.append(Middleware(BaseHTTPMiddleware, dispatch=check))
-    schema = Route("/openapi.json", lambda _: JSONResponse(openapi(doors)))
-    return Starlette(
-        routes=[*pages, schema, *map(route, doors)],
-        middleware=guards,
-        exception_handlers=dict.fromkeys((HTTPException, PgraError, ValueError, Exception), refuse),
-    )
+    kinds = (HTTPException, PgraError, ValueError, RecursionError, Exception)
+    handlers: dict[Any, Any] = dict.fromkeys(kinds, refuse)
+    handlers[ClientDisconnect] = lambda *_: Response()  # nobody reads it
+    return Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
 
 
 def openapi(doors: Doors) -> Mapping[str, Any]:
@@ -222,10 +311,10 @@ class RerankerArguments(Arguments):
 
     def open_reranker(self, lm: CompleterArguments, device: str) -> "Reranker | None":
         """Open an LM's reranker; None without an LM that reads here."""
-        from pgra.rerank.reranker import Reranker
-
         if not lm.lm or lm.lm.startswith(REMOTE):
             return None
+        from pgra.rerank.reranker import Reranker
+
         by = "states" if self.reranker == "prompted" else self.reranker
         template = "{text}" if by == "states" and self.task is None else None
         how: Any = {"task": self.task, "template": template, "by": by}
@@ -250,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra serve --lm bundled:smollm2-135m
       pgra serve --lm cross-encoder/ms-marco-MiniLM-L6-v2 --reranker cross-encoder
       pgra serve --index_dir artifacts/indexes/minilm-l6-0123456789ab --run runs/sst2-pgra-seed42
-      pgra serve --memory memory.sqlite --lm bundled:smollm2-135m
+      pgra serve --memory memory.sqlite --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
 
     POST /v1/rerank and /v1/classify take and give what Cohere's clients do, /v1/search takes query
     and k; /openapi.json describes them. At another --host than this machine's own, clients must
@@ -259,39 +348,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     how, chat, lookup = parse_arguments(
         [ServeArguments, PromptedArguments, LookupArguments], argv, prog="pgra serve", **about(main)
     )
-    token, is_local = os.environ.get(_TOKEN, ""), how.host in _LOOPBACK
+    token = os.environ.get(_TOKEN, "")
+    is_local = how.host in _LOOPBACK
     if not (chat.lm or how.index_dir or how.run or how.memory):
         raise ConfigError("nothing to serve: give --lm, --index_dir, --run or --memory")
     if not is_local and not token:
         raise ConfigError(f"--host {how.host} lets others in: set {_TOKEN} to what they must send")
+    if not token.isascii():
+        raise ConfigError(f"{_TOKEN} has letters beyond ASCII, which no header carries: use others")
     import uvicorn
 
-    quiet_libraries()
-    from pgra.lm.causal_lm import open_causal_lm
-    from pgra.retrieval.dense import Index
-    from pgra.runs import Run
-
-    doors: dict[str, tuple[type, Callable[[Any], Mapping[str, Any]]]] = {}
-    pages, device, lm = list[Any](), chat.device, None
+    doors: dict[str, Door] = {}
+    device = chat.device
+    lm = None
+    run = None
+    memory_page = None
     with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(how.host, how.port))
+        quiet_libraries()
         if reranker := how.open_reranker(chat, device):
             doors["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)
             if how.reranker in ("likelihood", "prompted"):
+                from pgra.lm.causal_lm import open_causal_lm
+
                 lm = open_causal_lm(chat.lm, device=device, dtype=chat.lm_dtype)
         if how.index_dir:
+            from pgra.retrieval.dense import Index
+
             index = Index.load(how.index_dir, device=device)
             doors["search"] = SearchBody, partial(search, index)
-        run = Run.load(how.run, device=device) if how.run else None
+        if how.run:
+            from pgra.runs import Run
+
+            run = Run.load(how.run, device=device)
+            _ = run.method  # its models and data are found now
         if run or lm:
-            _ = run and run.method  # its models and data are found now
             doors["classify"] = ClassifyBody, partial(classify, run, lm)
+        names = [f"/v1/{name}" for name in doors]
         if how.memory:
-            pages = [page(stack.enter_context(open_conversation(how, chat, lookup)))]
-        app = build_app(doors, _LOOPBACK if is_local else ["*"], token, pages)
-        names = ", ".join([*(f"/v1/{name}" for name in doors), *("/" for _ in pages)])
-        say(f"http://{how.host}:{how.port} serves {names}; Ctrl-C ends it")
-        uvicorn.run(app, host=how.host, port=how.port, log_level="warning", lifespan="off")
+            names.append("/")
+            memory_page = page(stack.enter_context(open_conversation(how, chat, lookup)))
+        app = build_app(doors, _LOOPBACK if is_local else ["*"], token, memory_page)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=_SECONDS_TO_END,
+        )
+        say(f"http://{how.host}:{how.port} serves {', '.join(names)}; Ctrl-C ends it")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # uvicorn ends in time, and raises it again
+        uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take an address, before models are loaded: requests wait until they are."""
+    try:
+        return socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be used: {error.strerror}; give another --port"
+        ) from None
 
 
 @dataclass(kw_only=True)
@@ -303,7 +423,7 @@ def agents(argv: Sequence[str] | None = None) -> int:
     """Give agents a memory and a reranker: a server of the Model Context Protocol over stdio.
 
     Examples:
-      pgra mcp --memory memory.sqlite --user anna
+      pgra mcp --memory memory.sqlite --user anna --encoder bundled:minilm-l6
       pgra mcp --lm bundled:smollm2-135m
 
     Its tools are memory_add, memory_search, memory_update, memory_delete and memory_erase, on the

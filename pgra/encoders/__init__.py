@@ -1,8 +1,9 @@
 """Text encoders: a sentence to a vector."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pgra.config import Arguments, arg
+from pgra.config import Arguments, arg, find_class
 from pgra.lm.base import DTYPES
 
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
@@ -59,3 +60,10 @@ class PassageEncoderArguments(EncoderArguments):
         least=1,
         decides=False,
     )
+
+
+def load_encoder(encoder: Any, **options: Any) -> Any:
+    """Load an encoder as `Encoder.load` does; a ConfigError where torch is not installed."""
+    name = str(getattr(encoder, "encoder", encoder))
+    loader = find_class("encoder", name, {name: "pgra.encoders.encoder:Encoder"})
+    return loader.load(encoder, **options)

@@ -24,7 +24,7 @@ import numpy as np
 from pgra.artifacts import digest
 from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.data.text import text_key
-from pgra.encoders import EncoderArguments, PassageEncoderArguments
+from pgra.encoders import EncoderArguments, PassageEncoderArguments, load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
@@ -180,9 +180,7 @@ def open_similarity(
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
 
     def open_encoder() -> ExampleEncoder:
-        from pgra.encoders.encoder import Encoder  # it brings torch
-
-        return encoder or Encoder.load(plain, device=device)
+        return encoder or load_encoder(plain, device=device)
 
     neighbors = Neighbors(open_encoder, examples, root)
     if args.encoder == BM25:

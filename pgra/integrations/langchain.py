@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgra.exemplars.selector import ExemplarSelector
-from pgra.rerank.reranker import Reranker
 
 try:
     from langchain_core.callbacks import Callbacks
@@ -19,11 +18,11 @@ class PgraReranker(BaseDocumentCompressor):
     """Orders documents by a `pgra.Reranker`, such as in a `ContextualCompressionRetriever`.
 
     Attributes:
-        reranker: The LM under a task's prompt.
+        reranker: A `pgra.Reranker`: the LM under a task's prompt.
         top_n: How many of the best to keep; None: all.
     """
 
-    reranker: Reranker
+    reranker: Any  # its class brings torch, which a selector does without
     top_n: int | None = Field(default=None, ge=1)
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 

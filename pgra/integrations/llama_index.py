@@ -1,8 +1,9 @@
 """LlamaIndex: a postprocessor that orders retrieved nodes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pgra.rerank.reranker import Reranker
+if TYPE_CHECKING:
+    from pgra.rerank.reranker import Reranker
 
 try:
     from llama_index.core.bridge.pydantic import Field, PrivateAttr
@@ -16,9 +17,9 @@ class PgraRerank(BaseNodePostprocessor):
     """Orders nodes by a `pgra.Reranker`, such as among a query engine's `node_postprocessors`."""
 
     top_n: int | None = Field(default=None, ge=1, description="Nodes kept, the best first.")
-    _reranker: Reranker = PrivateAttr()
+    _reranker: Any = PrivateAttr()
 
-    def __init__(self, reranker: Reranker, top_n: int | None = None, **rest: Any) -> None:
+    def __init__(self, reranker: "Reranker", top_n: int | None = None, **rest: Any) -> None:
         """Take a `pgra.Reranker`; `rest` is for the base class (`callback_manager`).
 
         Raises:

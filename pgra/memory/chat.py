@@ -7,26 +7,24 @@ are shown in full, with invisible characters (such as bidirectional marks) escap
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
 from pgra.config import choose
 from pgra.core import is_utf8
 from pgra.data.read import whole_number
 from pgra.errors import DataError, PgraError, visible
-from pgra.memory.families import Family
+from pgra.memory.families import ANY, Family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
 from pgra.memory.stream import BuiltPrompt, MemPrompt, PromptedLM
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import Route
+
+    Page = Callable[[Mapping[str, str]], Response]
 
 _LEFT_OUT = "…"
 _HEADERS = {
@@ -87,10 +85,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a person talks to. It holds no turns: any number of people may share one."""
+    """What a person talks to. It holds no turns: any number of people may share one.
 
-    lm: PromptedLM
+    Without an LM a turn shows what one would read.
+    """
+
+    lm: PromptedLM | None
     memory: Memory
+
+    @property
+    def family(self) -> Family:
+        return self.lm.family if self.lm else ANY
 
     def ask(self, question: str, saved: MemoryEntry | None = None) -> Turn:
         """Ask with what the memory has for the question; `saved` if it is asked after a feedback.
@@ -100,6 +105,10 @@ class Conversation:
         question = question.strip()
         if not question:
             raise DataError("the question is empty: type one")
+        if self.lm is None:
+            near = self.memory.search(question)
+            prompt = BuiltPrompt(self.memory.prompt(question), near, len(near))
+            return Turn(question, "", "", "", prompt, None, saved)
         prompt = MemPrompt(self.lm, self.memory).ask(question)
         (completion,) = self.lm.complete([prompt.text])
         output = self.lm.few_shot.read_output(completion.text)
@@ -160,8 +169,8 @@ class Talk:
 
     def _delete(self, text: str) -> None:
         numbers = [entry_number(word) for word in text.split()]
-        self.conversation.memory.delete(*numbers)
-        self.say(f"{len(numbers):,} deleted")
+        count = self.conversation.memory.delete(*numbers)
+        self.say(f"{count:,} deleted")
 
     def _list(self, _: str) -> None:
         lines = [f"{entry.id:>6}  {show_entry(entry)}" for entry in self.conversation.memory]
@@ -177,7 +186,7 @@ class Talk:
 def show_turn(turn: Turn, conversation: Conversation) -> str:
     """Render an answer: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
-    lines = [] if conversation.lm.family.is_of_answers else [f"understood  {visible(understood)}"]
+    lines = [f"understood  {visible(understood)}"] if conversation.family.answers else []
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
     if not turn.prompt.found:
         lines.append("memory      nothing found")
@@ -190,31 +199,28 @@ def show_turn(turn: Turn, conversation: Conversation) -> str:
     return "\n".join(lines)
 
 
-def page(conversation: Conversation) -> "Route":
-    """Return the route of the page that shows a conversation.
+def page(conversation: Conversation) -> "Page":
+    """Return what renders the page of a conversation, from the fields of a form.
 
     One Jinja2 template of plain forms, escaped and without a script. The server keeps no state but
-    the memory, which all visitors share, and answers one after the other. It refuses other pages'
-    forms.
+    the memory, which all visitors share.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from starlette.concurrency import run_in_threadpool
-    from starlette.responses import HTMLResponse, PlainTextResponse
-    from starlette.routing import Route
+    from starlette.responses import HTMLResponse
 
     loader = FileSystemLoader(Path(__file__).parent / "assets")
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     pages.filters["visible"] = visible
-    template, lock = pages.get_template("memory.html"), threading.Lock()
+    template = pages.get_template("memory.html")
 
     def render(typed: Mapping[str, str]) -> "Response":
-        turn, error = None, ""
-        with lock:
-            try:
-                turn = _act(conversation, typed)
-            except PgraError as found:
-                error = str(found)
-            entries = list(conversation.memory)
+        turn = None
+        error = ""
+        try:
+            turn = _act(conversation, typed)
+        except PgraError as refusal:
+            error = str(refusal)
+        entries = list(conversation.memory)
         text = template.render(
             conversation=conversation,
             turn=turn,
@@ -225,15 +231,7 @@ def page(conversation: Conversation) -> "Route":
         )
         return HTMLResponse(text, 422 if error else 200, headers=_HEADERS)
 
-    async def show(request: "Request") -> "Response":
-        origin = request.headers.get("origin")  # as far as the browser reports it
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            return PlainTextResponse("this form is of another page", 403)
-        fields = parse_qsl((await request.body()).decode(), errors="strict")
-        typed = {name: value.replace("\r\n", "\n") for name, value in fields}
-        return await run_in_threadpool(render, typed)
-
-    return Route("/", show, methods=["GET", "POST"])
+    return render
 
 
 def _act(conversation: Conversation, typed: Mapping[str, str]) -> Turn | None:

@@ -94,6 +94,9 @@ class Family:
         return all(copy_key(word) in copy_key(output) for word in self.understood_by[kind])
 
 
+ANY = Family("any", prompt="any")  # questions of any kind
+
+
 def load_family(name: str) -> Family:
     """Read a family by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("family of questions", "memory", name)

@@ -38,7 +38,9 @@ class GeneratingLookup:
     scores: ClassVar = lookup.EncoderLookup.scores
 
     def __init__(self, write: Callable[[str], str], identity: Json, nearest: lookup.Lookup) -> None:
-        self._write, self._nearest = write, nearest
+        self._write = write
+        self._nearest = nearest
+        self.key = nearest.key
         self.fingerprint: Mapping[str, Json] = {
             "lookup": "gud-ir",
             "generator": identity,

@@ -27,11 +27,18 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.artifacts import IN_MEMORY, DatabaseKind, canonical_json, open_database
+from pgra.artifacts import (
+    IN_MEMORY,
+    DatabaseKind,
+    canonical_json,
+    may_only_be_read,
+    open_database,
+)
 from pgra.config import from_values
 from pgra.core import is_utf8
 from pgra.data.read import check_file, read_table
 from pgra.errors import ArtifactError, DataError, PgraError, cut
+from pgra.memory.families import plain
 
 MEMORY = DatabaseKind(
     name="memory",
@@ -41,9 +48,10 @@ CREATE TABLE event (id INTEGER PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
 CREATE TABLE vector (event INTEGER, encoder TEXT, data BLOB NOT NULL, PRIMARY KEY (event, encoder));
 """,
-    version=4,
+    version=5,
     # A page holds the longest record whole, so that what is left of a damaged file can be read.
     page_bytes=65_536,
+    mode=0o600,  # it holds what users said
     if_damaged="pgra memory import {path} --memory NEW.sqlite reads what is left",
 )
 
@@ -91,10 +99,9 @@ class MemoryEntry:
     id: int = 0
 
     def __post_init__(self) -> None:
-        for name, most in _LIMITS.items():
+        for name in _LIMITS:
             text: str = getattr(self, name)
-            if len(text) > most:
-                raise DataError(f"the {name} has {len(text):,} characters, at most {most:,} fit")
+            check_length(name, text)
             if _CONTROL.search(text) or not is_utf8(text):
                 raise DataError(f"the {name} has a control character: give plain text")
         if self.kind != "erase" and not self.question.strip():
@@ -104,12 +111,19 @@ class MemoryEntry:
 
     @property
     def slot(self) -> bytes:
-        """A digest of user and question."""
-        return xxhash.xxh3_128_digest(f"{self.user}\0{self.question}".encode())
+        """A digest of user and question, in whatever case, spaces and outer marks it was asked."""
+        return xxhash.xxh3_128_digest(f"{self.user}\0{plain(self.question)}".encode())
 
     def pack(self) -> bytes:
         body = canonical_json(asdict(self)).encode()
         return _checksum(body) + body + b"\n"
+
+
+def check_length(name: str, text: str) -> None:
+    """Raise a DataError if an entry's text, or what is looked up in them, is too long."""
+    most = _LIMITS[name]
+    if len(text) > most:
+        raise DataError(f"the {name} has {len(text):,} characters, at most {most:,} fit")
 
 
 def unpack(record: bytes) -> MemoryEntry | None:
@@ -254,7 +268,9 @@ class FeedbackLog:
         }
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
-        """Store vectors of entries that are still in force."""
+        """Store vectors of entries that are still in force, where the file may be written."""
+        if may_only_be_read(self._place.resolve()):
+            return
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
         rows = [
             (encoder, _seal(encoder, event_id, vector.astype(np.float32).tobytes()), event_id)

@@ -10,7 +10,6 @@ by their keys: `normalize_key` is the release's, `plain_key` is for questions of
 """
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +24,9 @@ from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.core import Context, Json, Rows
 from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
+from pgra.encoders import load_encoder
 from pgra.errors import ConfigError
-from pgra.memory.families import Family, plain
+from pgra.memory.families import ANY, Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
 from pgra.retrieval.bm25 import index_texts
 
@@ -40,16 +40,26 @@ LOOKUPS: Mapping[str, str] = {
 }
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
-_SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
+_BY_TEXT = ("bm25", "edit", "relative-edit")  # without an encoder
+DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 Floats = npt.NDArray[np.float64]
 
 
+def drop_slot(question: str) -> str:
+    """Replace what stands from the first < to the last > by a space, as the release does."""
+    start = question.find("<")
+    end = question.rfind(">")
+    if not 0 <= start < end:
+        return question
+    return f"{question[:start]} {question[end + 1 :]}"
+
+
 def in_form(question: str, form: str) -> str:
     """Return a question as an encoder reads it: if `form` is "slotless" without <...>."""
-    bare = " ".join(_SLOT.sub(" ", question).split()) if form == "slotless" else ""
+    bare = " ".join(drop_slot(question).split()) if form == "slotless" else ""
     return bare or question
 
 
@@ -59,7 +69,7 @@ def normalize_key(question: str, *, is_whole: bool = False) -> str:
     Lower case, NFC, single spaces, without punctuation and without <...>; if `is_whole`, what
     stands in <...> stays, such as a review's <br>.
     """
-    text = question if is_whole else _SLOT.sub(" ", question)
+    text = question if is_whole else drop_slot(question)
     return drop_punctuation(copy_key(text))
 
 
@@ -73,7 +83,8 @@ class LookupArguments(Arguments):
         None,
         "relative-edit (the same question, but for a slip or a word more), paraphrase (by an "
         "encoder, in other words too), encoder (its cosine), edit (the paper's), bm25 or gud-ir "
-        "(by the feedback that a model writes); default: the family's, else relative-edit.",
+        "(by the feedback that a model writes); default: the family's, else paraphrase with an "
+        "encoder, and relative-edit without.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -84,9 +95,10 @@ class LookupArguments(Arguments):
         "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for the family webquestions.",
         is_common=True,
     )
-    encoder: str = arg(
-        "sentence-transformers/all-MiniLM-L6-v2",
-        "Of paraphrase, encoder and gud-ir: hub id, folder or bundled:NAME.",
+    encoder: str | None = arg(
+        None,
+        "Of paraphrase, encoder and gud-ir: hub id, folder or bundled:NAME; default: "
+        f"{DEFAULT_ENCODER}.",
         is_common=True,
     )
     key_form: str | None = arg(
@@ -106,18 +118,30 @@ class LookupArguments(Arguments):
         if self.lookup == "gud-ir" and self.generator is None:
             raise ConfigError("lookup gud-ir needs --generator, of pgra memory lab train-gud-ir")
 
-    def settle(self, family: Family | None = None) -> Self:
+    def settle(self, family: Family | None = None, *, is_encoder_shared: bool = False) -> Self:
         """Return a copy with everything chosen for a family; None: for any questions.
 
+        `is_encoder_shared` says that the encoder has another use too: it may be none of the
+        look-up's.
+
         Raises:
-            ConfigError: If no score of the look-up can reach the threshold, or all do.
+            ConfigError: If no score of the look-up can reach the threshold, or all do; or if the
+                look-up has no encoder.
         """
-        lookup = self.lookup or (family.lookup if family else "relative-edit")
-        has_slots = family is not None and family.has_slots and lookup not in _WHOLE
+        family = family or ANY
+        lookup = self.lookup or family.lookup
+        if self.encoder is not None and not is_encoder_shared:
+            if self.lookup is None and lookup == "relative-edit":
+                lookup = "paraphrase"
+            if lookup in _BY_TEXT:
+                raise ConfigError(
+                    f"lookup '{lookup}' has no encoder: use lookup paraphrase, or leave encoder out"
+                )
+        has_slots = family.has_slots and lookup not in _WHOLE
         form = self.key_form or ("slotless" if has_slots else "whole")
         scores: ScoreRange = find_class("lookup", lookup, LOOKUPS).scores
         threshold = self.threshold
-        if threshold is None and (family is None or family.is_gated):
+        if threshold is None and family.is_gated:
             threshold = scores.gate
         if threshold is not None and not scores.least <= threshold <= scores.most:
             raise ConfigError(
@@ -176,6 +200,9 @@ class Lookup(Protocol):
     @property
     def fingerprint(self) -> Mapping[str, Json]: ...
 
+    def key(self, entry: MemoryEntry) -> tuple[str, str]:
+        """Return its user, and what all spellings of its question share: they change together."""
+
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return at most k entries, the nearest first."""
 
@@ -186,8 +213,10 @@ OpenLookup = Callable[[FeedbackLog], Lookup]
 def load_lookup(
     args: LookupArguments, context: Context, user: str = "", *, encoder: Any = None
 ) -> OpenLookup:
-    """Load a look-up by its name (see `Lookup.load`); a loaded `encoder` replaces the named one."""
-    args = args.settle()
+    """Load a look-up of settled arguments (see `Lookup.load`).
+
+    A loaded `encoder` replaces the named one.
+    """
     cls: Any = find_class("lookup", str(args.lookup), LOOKUPS)
     given = {} if encoder is None else {"encoder": encoder}
     return cast(OpenLookup, cls.load(args, user, context, **given))
@@ -195,6 +224,8 @@ def load_lookup(
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
     """Return the matches whose score is at least the threshold; all if it is None."""
+    if threshold is not None and math.isnan(threshold):
+        raise ValueError("threshold is nan: give a number, or None")
     return [match for match in matches if threshold is None or match.score >= threshold]
 
 
@@ -251,6 +282,9 @@ class LogLookup(ABC):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         return {"lookup": self.name, "key_form": self._form}
+
+    def key(self, entry: MemoryEntry) -> tuple[str, str]:
+        return entry.user, self._normalize(plain(entry.question))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         self._follow()
@@ -347,7 +381,7 @@ class Bm25Lookup(LogLookup):
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
 
     def _normalize(self, text: str) -> str:
-        return text if self._form == "whole" else _SLOT.sub(" ", text)
+        return text if self._form == "whole" else drop_slot(text)
 
     def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
         super()._take(kept, new)
@@ -386,9 +420,7 @@ class EncoderLookup(LogLookup):
     ) -> OpenLookup:
         form = form or str(args.key_form)
         if encoder is None:
-            from pgra.encoders.encoder import Encoder
-
-            encoder = Encoder.load(args.encoder, device=context.device)
+            encoder = load_encoder(args.encoder or DEFAULT_ENCODER, device=context.device)
         elif abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
             raise ValueError("encoder makes vectors of other lengths: open it with normalize")
         return lambda log: cls(log, encoder, user, form=form)

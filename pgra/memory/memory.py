@@ -9,7 +9,7 @@
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any
 
 from pgra.artifacts import write_lines
 from pgra.core import Context, as_query, check_count
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
 from pgra.memory.families import as_data, fill
-from pgra.memory.log import FeedbackLog, MemoryEntry, now, read_events
+from pgra.memory.log import FeedbackLog, MemoryEntry, check_length, now, read_events
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
@@ -77,8 +77,9 @@ class Memory(AbstractContextManager["Memory"]):
                 alone.
 
         Raises:
-            ValueError: If user is no text, or the look-up has no encoder.
-            ConfigError: If the look-up is unknown, or the threshold outside its range.
+            ValueError: If user is no text.
+            ConfigError: If the look-up is unknown or has no encoder, or the threshold is outside
+                its range.
             ArtifactError: If the file is missing and not created, damaged, or no memory.
             ModelError: If the encoder cannot be found or loaded.
         """
@@ -86,14 +87,13 @@ class Memory(AbstractContextManager["Memory"]):
             raise ValueError(f"user is {user!r}: give a text")
         self.path, self.user, self.source, self._admin = Path(path), user, source, admin
         if callable(lookup):
+            if encoder is not None:
+                raise ConfigError("a loaded look-up has its own encoder: leave encoder out")
             open_lookup, self.threshold = lookup, threshold
         else:
-            lookup = lookup or (None if encoder is None else "paraphrase")
-            if encoder is not None and lookup in ("bm25", "edit", "relative-edit"):
-                raise ValueError(f"lookup '{lookup}' has no encoder: use lookup='paraphrase'")
             is_loaded = not isinstance(encoder, str | Path | None)
-            named = {} if encoder is None or is_loaded else {"encoder": str(encoder)}
-            args = LookupArguments(lookup=lookup, threshold=threshold, **named).settle()
+            name = None if encoder is None else str(encoder)
+            args = LookupArguments(lookup=lookup, threshold=threshold, encoder=name).settle()
             self.threshold = args.threshold
             loaded = encoder if is_loaded else None
             open_lookup = load_lookup(args, Context(device=device), user, encoder=loaded)
@@ -156,11 +156,13 @@ class Memory(AbstractContextManager["Memory"]):
         """Return at most k entries for similar questions, with their scores.
 
         Those that pass the threshold (default: the memory's), nearest first, of equals the newest;
-        [] where none does. A blank question is a DataError.
+        [] where none does. A question is not blank, and has at most 10,000 characters (DataError).
         """
         check_count("k", k)
+        question = as_query("question", question)
+        check_length("question", question)
         with self._lock:
-            found = self.lookup.find(as_query("question", question), k)
+            found = self.lookup.find(question, k)
         return passing(found, self.threshold if threshold is None else threshold)
 
     def prompt(self, question: str, k: int = 1, *, template: str = BEFORE) -> str:
@@ -170,7 +172,7 @@ class Memory(AbstractContextManager["Memory"]):
         it adds no example or clarification to a prompt. The question stays, alone if none is near.
 
         Args:
-            question: Any text.
+            question: A text, as of `search`.
             k: Most feedback, the nearest next to the question.
             template: With {question} and {feedback}; the paper's is
                 "{question} | clarification: {feedback}".
@@ -189,27 +191,39 @@ class Memory(AbstractContextManager["Memory"]):
     def update(self, entry_id: int, feedback: str) -> MemoryEntry:
         """Replace an entry's feedback; the returned entry has another id.
 
+        Entries that the look-up holds for the same question are deleted.
+
         Raises:
             DataError: As `get` and `add`.
         """
         with self._lock, self.log.transaction():
-            return self._change(entry_id, kind="update", feedback=feedback)
+            entry = self.get(entry_id)
+            for other in self._alike(self, [entry]):
+                if other.id != entry_id:
+                    self._change(other, kind="delete", feedback="")
+            return self._change(entry, kind="update", feedback=feedback)
 
-    def delete(self, *entry_ids: int) -> None:
+    def delete(self, *entry_ids: int) -> int:
         """Take entries out of the memory, all or none; the log keeps them (see `erase`).
+
+        With them go those that the look-up holds for the same question, of the same user; in a
+        family with slots these are all that differ in <...> alone. Returns how many went.
 
         Raises:
             DataError: As `get`.
         """
         with self._lock, self.log.transaction():
-            for entry_id in entry_ids:
-                self._change(entry_id, kind="delete", feedback="")
+            entries = self._alike(self, [self.get(entry_id) for entry_id in entry_ids])
+            for entry in entries:
+                self._change(entry, kind="delete", feedback="")
+        return len(entries)
 
     def erase(self, *entry_ids: int) -> int:
         """Delete entries from the log too, all or none: no byte of their texts stays in its files.
 
-        All that was ever said of an entry's question by its user is erased, also if it was updated
-        or deleted; returns the number of events. The log records when, and by which source.
+        All that was ever said of an entry's question by its user is erased, in all spellings that
+        the look-up holds for the same (see `delete`), also if it was updated or deleted; returns
+        the number of events. The log records when, and by which source.
         Exports and copies are yours to delete.
 
         Raises:
@@ -223,9 +237,8 @@ class Memory(AbstractContextManager["Memory"]):
                     raise self._missing(missing[0], " --log")
                 if not entry_ids:
                     raise DataError(f"there is nothing to erase in {self!r}")
-                slots = {own[entry_id].slot for entry_id in entry_ids}
-                erased = [event.id for event in own.values() if event.slot in slots]
-                self.log.erase(erased, self.source)
+                erased = self._alike(own.values(), [own[entry_id] for entry_id in entry_ids])
+                self.log.erase([event.id for event in erased], self.source)
             self.log.write_anew()
         return len(erased)
 
@@ -287,6 +300,12 @@ class Memory(AbstractContextManager["Memory"]):
             f"{self.path} has no entry {entry_id}{of}: pgra memory list{flag} shows those there are"
         )
 
-    def _change(self, entry_id: int, **values: Any) -> MemoryEntry:
-        entry = self.get(entry_id)
+    def _alike(
+        self, events: Iterable[MemoryEntry], entries: Iterable[MemoryEntry]
+    ) -> list[MemoryEntry]:
+        """Return the events on the questions of these entries, as the look-up holds them."""
+        keys = {self.lookup.key(entry) for entry in entries}
+        return [event for event in events if self.lookup.key(event) in keys]
+
+    def _change(self, entry: MemoryEntry, **values: Any) -> MemoryEntry:
         return self.log.insert(replace(entry, **values, source=self.source, time=now()))

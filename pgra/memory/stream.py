@@ -49,7 +49,14 @@ from pgra.memory.families import (
     read_texts,
     read_verdict,
 )
-from pgra.memory.lookup import LookupArguments, Match, OpenLookup, in_form, passing
+from pgra.memory.lookup import (
+    DEFAULT_ENCODER,
+    LookupArguments,
+    Match,
+    OpenLookup,
+    in_form,
+    passing,
+)
 from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
@@ -68,7 +75,9 @@ _SHOWN_CHARS = 80
 class PromptedArguments(CompleterArguments):
     """Which LM is asked, what, and in which prompt."""
 
-    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    family: str = arg(
+        "any", "Of which family questions are: name of a YAML in configs/memory, or a path."
+    )
     prompt: str | None = arg(
         None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
@@ -370,6 +379,7 @@ class StreamResult:
 class StreamArguments(PromptedArguments):
     """Which questions, and which systems."""
 
+    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
     stream: str = arg(
         "", "Questions in a jsonl file, as the paper's release has them.", must_be_given=True
     )
@@ -570,7 +580,10 @@ def choose_examples(
     exemplars = ExemplarPool(examples, LEAK_JACCARD)
     distinct = exemplars.guard.distinct.tolist()
     similarity = open_similarity(
-        SelectionArguments(encoder=lookup.encoder), in_key_form(examples), root, device=args.device
+        SelectionArguments(encoder=lookup.encoder or DEFAULT_ENCODER),
+        in_key_form(examples),
+        root,
+        device=args.device,
     )
     selector = NearestInForm(SelectionArguments(num_exemplars=count), exemplars, similarity)
     asked = list(dict.fromkeys(questions))

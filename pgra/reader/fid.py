@@ -167,7 +167,7 @@ class FusionReader(ReaderModule):
 
     @classmethod
     def from_source(cls, source: ModelSource) -> Self:
-        """Load a T5 from where it was found; a ModelError too if it was replaced since."""
+        """Load a T5 from where it was found; an ArtifactError if its files changed since."""
         config = load_config(source)
         if config.model_type not in ARCHITECTURES:
             raise ModelError(

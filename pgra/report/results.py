@@ -210,7 +210,7 @@ def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str,
         ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
-    files = metrics["files"].items()
+    files = metrics.get("files", {}).items()
     compared = {name: record for name, record in files if names is None or name in names}
     for name, what in find_damage(folder, compared):
         raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
@@ -573,11 +573,14 @@ def _must_agree(
     # It learns from the task's train and dev set, not from a few shots of both.
     is_divided = "dev" in marks and not run.fingerprint("demonstrations")
     if is_divided and not varies_data:
-        alike["division",] = {**_only(run.values, *_RULES), **_only(marks, "dev")}
+        # A method that no dev set serves learns from all rows, where others leave some out.
+        sizes = run.metrics.get("sizes", {})
+        has_dev = sizes.get("dev") != 0
+        alike["division", has_dev] = {**_only(run.values, *_RULES), **_only(marks, "dev")}
         # The examples of an LM's prompt, its own or a control's, may be left out of training.
-        is_whole = not run.metrics.get("sizes", {}).get("set_aside")
+        is_whole = not sizes.get("set_aside")
         prompt = tuple(_only(run.values, *_EXEMPLARS).items())
-        alike["division", is_whole, prompt] = _only(marks, "train")
+        alike["division", has_dev, is_whole, prompt] = _only(marks, "train")
     return alike
 
 

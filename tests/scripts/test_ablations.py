@@ -207,7 +207,9 @@ def run_stream(words, root, lm, encoder_dir):
     small = {"facebook/opt-13b": lm, "sentence-transformers/all-MiniLM-L6-v2": encoder_dir}
     words = [str(small.get(word, word)) for word in words]
     flags = ["--max_new_tokens", "2", "--max_prompt_tokens", "8000", "--device", "cpu"]
-    flags += ["--artifacts_dir", str(root / "artifacts"), "--encoder", str(encoder_dir)]
+    flags += ["--artifacts_dir", str(root / "artifacts")]
+    if "--lookup" in words:
+        flags += ["--encoder", str(encoder_dir)]
     flags += ["--clarification_probabilities", "1"]
     called = call(main, ["memory", *words[:2], *flags, *words[2:]])  # the last of two counts
     assert called.code == 0, called.err

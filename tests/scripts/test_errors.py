@@ -40,6 +40,7 @@ KINDS = {
     "damaged table": ("icl --train_file damaged.parquet", "damaged.parquet"),
     "damaged memory": ("memory list --memory damaged.sqlite", "damaged.sqlite"),
     "no finished run": ("evaluate --run folder", "folder"),
+    "no task": ("search a --corpus corpus.txt --lm LM", "whose prompt reranker 'prompted' reads"),
     "no index": ("search a --index_dir folder", "folder"),
     "repeated seed": ("train --task sst2 --seeds 1 2 1", "seeds 1 2 1"),
     "evidence of no text": ("train --task sst2 --method fid --num_evidence 0", "'fid' reads"),

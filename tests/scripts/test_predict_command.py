@@ -81,7 +81,7 @@ def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, tmp_path):
     ]
     names = ("train_file", "validation_file", "test_file")
     files = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in names}
-    bench.make("pairs", task=task, num_evidence=0, **files)
+    bench.make("pairs", task=task, num_evidence=0, allow_test_in_train=True, **files)
     run, pair = bench.run("pairs"), {"claim": TEXTS[0], "source": "a town on a hill"}
     assert read_json(run / "metrics.json")["metric"] == "macro_f1"
     (answer,) = answers(run, "--file", write_jsonl(tmp_path / "q.jsonl", [pair]))

@@ -97,5 +97,5 @@ def prompted(name="lexical", completer=None, **more):
 
 def open_page(memory, completer=None):
     """Open the page's application on a memory, with the conversation that it shows."""
-    pages = [page(Conversation(prompted(completer=completer), memory))]
-    return build_app({}, ["127.0.0.1"], pages=pages)
+    conversation = Conversation(prompted(completer=completer), memory)
+    return build_app({}, ["127.0.0.1"], page=page(conversation))

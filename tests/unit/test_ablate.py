@@ -122,5 +122,5 @@ def test_a_failing_point_is_told_and_the_others_are_taken_up_without_their_reade
     assert not (folder / "reader/model.safetensors").exists()
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert f"run: {folder} is finished (reused)" in ablate().err
-    assert "this run asks for 2: choose another" in ablate("--max_steps", "2").err  # no resume
+    assert "(now 2): choose another" in ablate("--max_steps", "2").err  # no resume
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before

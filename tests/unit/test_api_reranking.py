@@ -133,7 +133,20 @@ def test_auto_is_head_where_each_label_has_eight_examples_else_calibrated(make):
     texts = [text for text, _ in many]
     told = make(examples=many, num_exemplars=0, similarity="head").fit(texts)
     np.testing.assert_array_equal(ours.score(TWO, SENTENCES), told.score(TWO, SENTENCES))
+    spaced = ours.score(f" {texts[0]}\n", SENTENCES)  # of the fold without it too
+    np.testing.assert_array_equal(spaced, ours.score(texts[0], SENTENCES))
     few = make(examples=many[:-1], num_exemplars=0)
     fewer = make(examples=many[:-1], num_exemplars=0, similarity="calibrated")
     np.testing.assert_array_equal(few.score(TWO, SENTENCES), fewer.score(TWO, SENTENCES))
     assert np.abs(few.score(TWO, SENTENCES) - ours.score(TWO, SENTENCES)).max() > 1e-3
+
+
+def test_an_argument_that_is_not_used_is_refused(lm_dirs):
+    lm = str(lm_dirs["gpt2"])
+    used = {"by", "template", "device", "dtype", "max_prompt_tokens"}
+    for name in {*pgra.Reranker.__init__.__kwdefaults__} - used:
+        with pytest.raises(ConfigError, match=f"does not use {name}"):
+            pgra.Reranker(lm, by="likelihood", **{name: ["x"]})
+    for by in ("cross-encoder", "states"):  # and a template without a slot
+        with pytest.raises(ConfigError, match="template"):
+            pgra.Reranker(lm, by=by, template="text")

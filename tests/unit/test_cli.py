@@ -33,7 +33,6 @@ LOST, MORE = (
         (ConfigError("k is 3:\n  lower it"), 2, "\npgra: error: k is 3: lower it\n"),
         (KeyboardInterrupt(), 130, "the same command continues where it stopped"),
         (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
-        (OSError(errno.ELOOP, "no"), 2, "cannot use a file: Too many lev"),
         (OSError("2626 requested and 2016 written"), 2, "a file: No space left on device"),
         (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),
@@ -146,6 +145,12 @@ pool = [(text, "good") for text in ("red apples", "green pears", "blue plums", "
 chosen = pgra.ExemplarSelector(pool, encoder="bm25").select("which pears", k=1)
 assert chosen == [("green pears", "good")], chosen
 assert pgra.cli.main(["search", "x", "--corpus", "memory.sqlite", "--encoder", "e"]) == 2
+assert pgra.cli.main(["memory", "search", "x", "--encoder", "e"]) == 2
+for use in (pgra.Memory, lambda encoder: pgra.ExemplarSelector(pool, encoder=encoder).select("x")):
+    try:
+        use(encoder="e")
+    except pgra.PgraError as error:
+        assert "pip install '.[lm]'" in str(error), error
 pgra.Encoder
 """
 
@@ -155,6 +160,6 @@ def test_the_memory_and_words_need_none_of_the_extra_lm(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", CORE], capture_output=True, text=True, cwd=tmp_path
     )
-    command, python = [line for line in done.stderr.splitlines() if "'.[lm]'" in line]
-    assert command.startswith("pgra: error: ")
+    *commands, python = [line for line in done.stderr.splitlines() if "'.[lm]'" in line]
+    assert [line.startswith("pgra: error: ") for line in commands] == [True, True]
     assert python.startswith("ModuleNotFoundError: "), done.stderr  # the last line, of Encoder

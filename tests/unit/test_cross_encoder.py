@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -66,9 +67,11 @@ def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_p
     from sentence_transformers import CrossEncoder as Stock
 
     folder = build_cross_encoder(tmp_path / "plain", num_labels=num_labels)
-    stock = Stock(str(folder), device="cpu", max_length=20)
+    how = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
+    stock = Stock(str(folder), device="cpu", max_length=20, **how)
     stock.save_pretrained(str(tmp_path / "saved"))
-    pairs = [*PAIRS, (SENTENCES[0], " ".join(SENTENCES))]  # the last one is cut
+    texts = [" ".join(SENTENCES)[:length] for length in (15, 50, 55, 500)]
+    pairs = [*PAIRS, *product(texts, repeat=2)]  # most of the last are cut
     found = torch.from_numpy(score(start(tmp_path / "saved"), pairs))
     expected = stock.predict(pairs, show_progress_bar=False, convert_to_tensor=True)
     if num_labels == 1:  # the library's own is behind a sigmoid, which keeps the order
@@ -77,6 +80,18 @@ def test_a_folder_that_sentence_transformers_saved_gives_its_scores(start, tmp_p
         torch.testing.assert_close(found, expected.log_softmax(1)[:, 1], rtol=1e-4, atol=1e-5)
     whole = score(start(folder), pairs)
     assert abs(whole[-1] - found[-1]) > 1e-4  # the control: its length is the saved one's
+
+
+@pytest.mark.parametrize("filler", ["<pad>", "</s>", None])
+def test_a_decoder_without_padding_scores_a_pair_as_alone(start, lm_dirs, tmp_path, filler):
+    config = {"num_labels": 1, "pad_token_id": None}
+    model = AutoModelForSequenceClassification.from_pretrained(lm_dirs["llama"], **config)
+    model.save_pretrained(tmp_path)
+    how = {"padding_side": "left", "pad_token": filler}
+    AutoTokenizer.from_pretrained(lm_dirs["llama"], **how).save_pretrained(tmp_path)
+    found = score(start(tmp_path))
+    np.testing.assert_allclose(found, by_hand(tmp_path)[:, 0], rtol=1e-4, atol=1e-5)
+    assert np.ptp(found) > 0.01  # the control
 
 
 def test_of_classes_it_is_the_log_probability_of_the_relevant_or_second_of_two(start, tmp_path):
@@ -103,6 +118,7 @@ def test_of_classes_it_is_the_log_probability_of_the_relevant_or_second_of_two(s
 def test_more_tokens_than_the_model_reads_are_refused(start):
     window = start().max_tokens
     assert start(tokens=window).max_tokens == window
+    start().tokenize(["word " * 1500], ["word " * 1500])  # in a second: not all pairs of pieces
     with pytest.raises(ConfigError, match=f"reads at most {window}"):
         start(tokens=window + 1)
 

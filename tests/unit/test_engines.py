@@ -48,7 +48,7 @@ class Server(Loopback):
 
         do_POST = do_GET
 
-    fault, healthy = None, 0
+    fault, healthy, echoed = None, 0, 0
 
     def __init__(self, folder):
         self.folder, self.engine, self.asked = str(folder), "vllm", []
@@ -62,7 +62,8 @@ class Server(Loopback):
             return {"version": "1.0"}
         if path == "/v1/completions":
             asked, text = body["prompt"], {"text": " warm", "finish_reason": "stop"}
-            return {"choices": [text] if asked == "Q" else [*map(self.echo, asked)]}
+            lines = [] if asked == "Q" else enumerate(map(self.echo, asked))
+            return {"choices": [{"index": i, **line} for i, line in lines][::-1] or [text]}
         if path == "/tokenize" or fault == "none":
             return None
         ids = body.get("input") or body["input_ids"]
@@ -77,7 +78,7 @@ class Server(Loopback):
     def echo(self, ids):
         chances = stock_lm(self.folder)(torch.tensor([ids])).logits[0, :-1].log_softmax(1)
         own = chances[range(len(ids) - 1), ids[1:]].tolist()
-        return {"logprobs": {"token_logprobs": [None, *own, -1.0]}}
+        return {"logprobs": {"token_logprobs": [None, *own, -1.0][-self.echoed :]}}
 
 
 @pytest.fixture
@@ -146,6 +147,9 @@ def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path
         opened = [of_pairs("likelihood", *how, lm=lm) for lm in (server.folder, url)]
         assert [lm.prepare(QUERIES, ROWS).num_new for lm in opened] == [11, 11]
         np.testing.assert_allclose(*(lm.score_rows(QUERIES, ROWS) for lm in opened), rtol=1e-4)
+        for server.echoed in (1, 8):
+            with pytest.raises(PgraError, match="log-probabilities of an echoed prompt"):
+                opened[1].score_texts(QUERIES, SENTENCES)
         args = CompleterArguments(lm=url, endpoint="completions")
         lm = open_lm(args, Context(artifacts=tmp_path))
         assert lm.complete(["Q"], max_new_tokens=1, stop="\n")[0].text == " warm"

@@ -90,10 +90,9 @@ def test_a_cell_that_quoting_changed_is_refused_in_a_tsv(tmp_path):
 def test_a_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
     home = tmp_path / "sst2"
     home.mkdir()
-    rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(10)]
-    tests = [{**row, "text": f"other {row['text']}"} for row in rows]
-    for split, found in (("train", rows), ("validation", tests[:4]), ("test", tests[:2])):
-        write_jsonl(home / f"{split}.jsonl", found)
+    for split, size in (("train", 10), ("validation", 4), ("test", 2)):
+        rows = [{"text": f"{split} {i}", "label": LABELS[i % 2]} for i in range(size)]
+        write_jsonl(home / f"{split}.jsonl", rows)
     for folder in (tmp_path, home):
         splits = load_splits(Task.load("sst2"), DataArguments(dataset_name=str(folder)))
         assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
@@ -179,11 +178,11 @@ def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted_or_refused(
     rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
     test = write_jsonl(tmp_path / "test.jsonl", rows[5:30])
+    args = files(train, test, allow_test_in_train=False)
     with pytest.raises(DataError, match="all 25 test texts also stand in the training file"):
-        load_splits(TASK, files(train, test, allow_test_in_train=False))
+        load_splits(TASK, args)
     write_jsonl(test, [*rows[5:30], {"text": "another", "label": LABELS[0]}])  # the control
-    mostly = load_splits(TASK, files(train, test, allow_test_in_train=False))
-    assert mostly.notes["test_rows_in_train"] == 25
+    assert load_splits(TASK, args).notes["test_rows_in_train"] == 25
     splits = load_splits(TASK, files(train, train, max_train_samples=10, max_test_samples=5))
     drawn = [int(name.split("-")[1]) for name in ids(splits.test)]
     assert drawn == sorted(drawn) != list(range(5))  # drawn, not the first

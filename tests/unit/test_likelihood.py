@@ -46,15 +46,16 @@ def test_it_is_the_mean_chance_of_the_querys_tokens_after_the_passage(start, lm_
     assert np.ptp(found[np.isfinite(found)]) > 1e-3  # the control: passages differ
 
 
-@pytest.mark.slow
-def test_a_long_passage_loses_its_end_and_a_query_without_room_is_refused(start, lm_dirs):
-    options = LikelihoodArguments()
-    short = start(options, lm=str(lm_dirs["opt"]), max_prompt_tokens=30)
-    whole = start(options, lm=str(lm_dirs["opt"]))
-    assert not np.array_equal(scores(short), scores(whole))
-    assert short.num_cut > 0 == whole.num_cut
-    with pytest.raises(ConfigError, match="no room for a passage and the query"):
-        scores(start(options, lm=str(lm_dirs["opt"]), max_prompt_tokens=12))
+def test_a_long_passage_loses_its_end_for_its_own_query_alone(lm_dirs):
+    lm, long = str(lm_dirs["opt"]), " ".join(SENTENCES)
+    short = pgra.Reranker(lm, by="likelihood", max_prompt_tokens=40)
+    scores = short.score(SENTENCES[:3], [long])
+    alone = [short.score(query, [long]) for query in SENTENCES[:3]]
+    np.testing.assert_allclose(scores, alone, rtol=1e-4)
+    whole = pgra.Reranker(lm, by="likelihood").score(SENTENCES[:3], [long])
+    assert np.abs(whole - scores).max() > 1e-3  # the control
+    with pytest.raises(ConfigError, match="room for a passage"):
+        short.score(long, ["a"])
 
 
 @pytest.mark.filterwarnings("default")
@@ -103,11 +104,6 @@ def test_a_passage_is_read_once_for_all_queries_that_share_it(start, lm_dirs, mo
     queries = sum(len(ids) for ids in lm.tokenize([f" {query.text}" for query in QUERIES]))
     apart = len(QUERIES) * passages + 3 * queries  # what nine pairs have, read one by one
     assert passages < sum(read) < 0.65 * apart  # with padding
-
-
-def test_a_model_without_a_known_template_names_the_way_out(start, lm_dirs):
-    with pytest.raises(ConfigError, match="give --causal_template"):
-        start(CausalRerankerArguments(causal_reranker=str(lm_dirs["llama"])))
 
 
 def test_from_python_it_scores_given_texts_alike(start, lm_dirs):

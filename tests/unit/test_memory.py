@@ -1,11 +1,14 @@
 """`pgra.Memory`: MemPrompt inside an application."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from test_memory_lookup import LetterEncoder
 
 import pgra
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.memory.lookup import EncoderLookup
 
 ASKED, MEANT = "How do I log in?", "the mail account, not the router"
 LIKE, OTHER = "how do I  login", "what is the capital of France?"
@@ -41,8 +44,9 @@ def test_a_memory_that_is_on_no_disk_is_as_any_other_and_leaves_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ArtifactError, match="there is no memory none.sqlite"):
         pgra.Memory("none.sqlite", create=False)
-    with pytest.raises(ValueError, match="lookup 'edit' has no encoder"):
-        pgra.Memory(":memory:", lookup="edit", encoder="a name")
+    for lookup in ("edit", EncoderLookup):
+        with pytest.raises(ConfigError, match="encoder"):
+            pgra.Memory(":memory:", lookup=lookup, encoder="a name")
 
 
 def test_an_export_never_overwrites_the_memory(tmp_path):
@@ -85,6 +89,29 @@ def test_a_user_finds_what_all_share_and_touches_nobody_elses(tmp_path):
         assert [len(one) for one in (keeper, anna, bert)] == [2, 0, 1]
     with pytest.raises(ValueError, match="user is None"):  # who nobody is would be the keeper
         pgra.Memory(path, user=None)
+
+
+def test_a_memory_is_its_owners_and_one_that_may_only_be_read_is_searched(tmp_path, monkeypatch):
+    path = tmp_path / "memory.sqlite"
+    with pgra.Memory(path) as memory:
+        memory.add(ASKED, MEANT)
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pgra.Memory(path, lookup=lambda log: EncoderLookup(log, LetterEncoder())) as memory:
+        assert told(memory.search(LIKE)) == [MEANT]  # and its vectors are kept nowhere
+        with pytest.raises(ArtifactError, match="readonly"):
+            memory.add(OTHER, "Paris")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
+
+
+def test_what_is_asked_is_bounded_as_what_is_kept_and_a_threshold_is_a_number(memory):
+    memory.add(ASKED, MEANT)
+    assert memory.search("<" * 10_000) == []
+    with pytest.raises(DataError, match="at most 10,000"):
+        memory.prompt("<" * 10_001)
+    with pytest.raises(ValueError, match="nan"):
+        memory.search(ASKED, threshold=math.nan)
 
 
 def test_threads_share_a_memory(memory):

@@ -3,18 +3,20 @@
 import io
 import re
 import sys
-from html import unescape
+from html import escape, unescape
 
 import pytest
 from following_lm import AKIN, MEANT, FollowingLM, open_memory, open_page, prompted
 from starlette.testclient import TestClient
 
 from pgra.cli import main
+from pgra.commands.serve import build_app
 from pgra.errors import visible
 from pgra.lm.base import Completion
 from pgra.memory import stream
-from pgra.memory.chat import Conversation, Talk, show_entry
+from pgra.memory.chat import Conversation, Talk, page, show_entry
 from pgra.memory.log import MemoryEntry
+from pgra.memory.memory import Memory
 
 FAR = "make something with < fast > ?"
 
@@ -93,7 +95,8 @@ def test_on_the_page_feedback_is_added_updated_and_deleted_and_a_mistake_is_show
     assert f"Question: {AKIN} Understood: the homonym for pretty is … Answer: x" in visitor.shown()
     visitor.send("add", question=AKIN, feedback=f"{MEANT}\r\nplease")
     assert [entry.feedback for entry in memory] == [f"{MEANT}\nplease"]
-    assert f"Used: entry 1, score 0.0000, gate -5 {AKIN} {MEANT}" in visitor.shown()
+    assert f"Used: entry 1 {AKIN} {MEANT}" in visitor.shown()
+    assert f'value="{escape(AKIN)}"' in visitor.answer.text  # the question stays in its field
     for number in ("99", "-1", "9" * 30, "x"):  # no such entry
         for name in ("update", "delete"):
             assert visitor.send(name, entry=number, feedback="x").status_code == 422
@@ -103,6 +106,15 @@ def test_on_the_page_feedback_is_added_updated_and_deleted_and_a_mistake_is_show
     assert len(memory) == 0
     assert visitor.send("add", question=AKIN, feedback="y" * 2001).status_code == 422
     assert "y" * 2001 in visitor.answer.text  # what was typed stays
+
+
+def test_without_an_lm_the_page_shows_what_one_would_read():
+    with Memory(":memory:") as memory:
+        visitor = Visitor(build_app({}, ["127.0.0.1"], page=page(Conversation(None, memory))))
+        visitor.send("add", question="When do you close?", feedback="at six")
+        visitor.send("ask", question="when do you  close")
+        assert "Used: entry 1" in visitor.shown()
+        assert "clarification: at six when do you close" in visitor.shown()
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(memory):
@@ -132,4 +144,5 @@ def test_another_page_or_name_may_not_send_forms_here(memory):
     for other in ("http://evil.example", "null", "http://["):
         assert code(origin=other) == 403
     assert code(host="evil.example") == 400  # a name that was made to point here
+    assert visitor.client.post("/", content=bytes(17 << 20)).status_code == 413
     assert visitor.client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rapidfuzz.distance import Levenshtein
 
 from pgra.core import Context
 from pgra.errors import ConfigError
@@ -67,7 +66,8 @@ EVERY = [
 @pytest.mark.parametrize("name", EVERY)
 def test_every_look_up_keeps_the_contract(name, memory, encoder_dir, t5_dir):
     generator = str(t5_dir) if name == "gud-ir" else None
-    args = LookupArguments(lookup=name, encoder=str(encoder_dir), generator=generator).settle()
+    encoder = str(encoder_dir) if name in ("encoder", "paraphrase", "gud-ir") else None
+    args = LookupArguments(lookup=name, encoder=encoder, generator=generator).settle()
     text = "the film is warm"
     lookup = load_lookup(args, CPU)(memory.log)
     assert lookup.find(text) == []
@@ -92,8 +92,33 @@ def test_every_look_up_keeps_the_contract(name, memory, encoder_dir, t5_dir):
     assert json.dumps(dict(lookup.fingerprint))
 
 
+@pytest.mark.parametrize(
+    ("lookup", "asked", "same"),
+    [
+        (RelativeEditLookup, "Where do I live?", " where do i  LIVE"),
+        (EditLookup, "What is like < a > ?", "what, is like < b >"),  # a family's: slotless
+    ],
+)
+def test_a_question_goes_in_all_spellings_that_its_look_up_takes_for_one(
+    lookup, asked, same, memory
+):
+    with Memory(memory.path, lookup=lookup) as memory:
+        memory.add("another thing", "stays")
+        memory.add(asked, "the first")
+        entry = memory.add(same, "the second")
+        found = memory.search(asked, 9, threshold=-np.inf)
+        assert [match.feedback for match in found] == ["the second", "stays"]
+        entry = memory.update(entry.id, "the third")
+        assert [entry.feedback for entry in memory] == ["stays", "the third"]
+        memory.delete(entry.id)
+        assert [entry.feedback for entry in memory] == ["stays"]
+        memory.erase(entry.id)
+        assert [event.feedback for event in memory.events()] == ["stays", ""]
+
+
 def test_a_key_is_what_stands_around_the_slot():
     assert normalize_key("< pot >  Can be used, how?") == "can be used how"
+    assert normalize_key("a > b < c") == "a b c"  # no slot
     assert in_form("Find it in < p<i o/n>e! > ?", "slotless") == "Find it in ?"
 
 
@@ -143,21 +168,6 @@ def in_order(matches):
     """Whether matches have the order that is promised: score, the user's own, newest first."""
     places = [(-m.score, m.user == "", -m.id) for m in matches]
     return places == sorted(places)
-
-
-KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)
-
-
-@given(keys=st.lists(KEY, min_size=1, max_size=12), question=KEY, k=st.integers(1, 4))
-def test_edit_distance_finds_what_comparing_every_entry_finds(keys, question, k):
-    with Memory(":memory:") as memory:
-        memory.log.append(MemoryEntry(question=key, feedback="f") for key in keys)
-        newest = {normalize_key(entry.question): entry.id for entry in memory}
-        distances = {c: Levenshtein.distance(c, normalize_key(question)) for c in newest}
-        nearest = sorted(newest, key=lambda c: (distances[c], -newest[c]))[:k]
-        matches = EditLookup(memory.log).find(question, k)
-        assert [match.id for match in matches] == [newest[c] for c in nearest]
-        assert [match.score for match in matches] == [-distances[c] for c in nearest]
 
 
 def test_a_relative_distance_is_that_worked_out_by_hand(memory):
@@ -236,6 +246,15 @@ def test_a_damaged_vector_is_made_again_and_kept(place, bit, tmp_path_factory):
         with Memory(path) as memory:
             assert found(EncoderLookup(memory.log, encoder), "cd") == [("cd", 1)]
     assert encoder.encoded == ["cd", "cd", "cd"]  # made once, and the two questions
+
+
+def test_an_encoder_is_the_look_ups_or_is_refused():
+    args = LookupArguments(encoder="bundled:minilm-l6")
+    assert args.settle().lookup == "paraphrase"
+    family = load_family("lexical")
+    assert args.settle(family, is_encoder_shared=True).lookup == "edit"  # it is KATE's too
+    with pytest.raises(ConfigError, match="lookup 'edit' has no encoder"):
+        args.settle(family)
 
 
 @pytest.mark.parametrize(

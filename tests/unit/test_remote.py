@@ -176,9 +176,11 @@ def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
     assert open_at(URL).settle("score").way.decide_by == "score"  # nothing is asked
     with pytest.raises(ConfigError):
         open_at(URL, endpoint="chat").settle("score")
-    server.echoes = False
-    with server.serve() as url, pytest.raises(ModelError, match="use --decide_by generation"):
-        open_at(url).score(PROMPTS[:1], WORDS)
+    server.faults = [Fault(400, json.dumps(FILTER))]  # of one word alone
+    with server.serve() as url:
+        for server.echoes in (True, False):
+            with pytest.raises(ModelError, match="use --decide_by generation"):
+                open_at(url).score(PROMPTS[:1], WORDS)
 
 
 # Chances.

@@ -11,7 +11,7 @@ from small_index import World, flip_byte
 
 from pgra.core import Candidates
 from pgra.data.text import split_words
-from pgra.errors import ArtifactError, ConfigError, DamageError, system_fault
+from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.retrieval import RETRIEVERS, Retriever
 from pgra.retrieval.base import RandomRetriever
 from pgra.retrieval.bm25 import BM25Retriever
@@ -83,23 +83,18 @@ def test_every_retriever_keeps_the_contract(name, world):
         world.open(name, num_candidates=13, index_dir="nowhere")
 
 
-@pytest.mark.parametrize("missing", [1, 9000])  # bytes; numpy does not see a few at the end
-def test_a_disk_that_fills_up_leaves_no_index_of_words(world, missing):
-    texts = [" ".join(f"w{line // step % 90}" for step in range(1, 9)) for line in range(2000)]
+def test_an_array_that_the_disk_cut_short_makes_no_index(world):
+    """Of its last bytes, which are written when the file is closed, numpy sees nothing."""
+    texts = [f"a{line // 90} b{line % 90}" for line in range(8000)]
     request = world.request("bm25", world.write("many.txt", texts))
-    folder = BM25Retriever.open(request).built[0].folder
-    size = max(path.stat().st_size for path in folder.glob("*.npy"))
-    shutil.rmtree(folder)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size - missing, before[1]))
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64_127, most[1]))  # a byte less than the array has
     try:
-        with pytest.raises((DamageError, OSError)) as caught:
+        with pytest.raises(DamageError, match=r"index\.npy cannot be read"):
             BM25Retriever.open(request)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert isinstance(caught.value, DamageError) or system_fault(caught.value)
-    assert not folder.exists()
-    BM25Retriever.open(request)  # the control: with room
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    BM25Retriever.open(request)  # the control: there is room
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense"])

@@ -13,12 +13,13 @@ from functools import partial
 import httpx
 import pytest
 from conftest import SENTENCES
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 import pgra
 from pgra.cli import main
 from pgra.commands import serve
-from pgra.core import Hit
+from pgra.core import Hit, as_texts
 from pgra.errors import ModelError
 
 QUERY = "red apples"
@@ -30,6 +31,10 @@ class Lengths:
     def rank(self, query, documents, k=None):
         if query == "fail":
             raise RuntimeError("the weights\nare gone")
+        if query == "break":
+            raise ValueError("no padding token is defined")  # as a library's
+        if query == "texts":
+            as_texts("documents", [1])  # refused by our own code
         if query == "refuse":
             raise ModelError("no room: use a smaller model")
         hits = [Hit(place, len(text) - 5.0, text) for place, text in enumerate(documents)]
@@ -52,6 +57,8 @@ def test_a_rerank_is_as_coheres_and_jinas_clients_send_and_read_it():
         assert found["model"] == "toy"
         assert found["usage"] == {"total_tokens": 0}
         assert found["results"] == [pytest.approx(one) for one in logistic]
+    for path in ("/xyzrerank", "//rerank", "/v1//rerank", "/x/rerank"):
+        assert client.post(path, json=asked).status_code == 404
     for more in ({"return_documents": "true", "return_len": "true"}, {"return_documents": True}):
         given = [{"text": text, "id": 1} for text in texts]
         found = client.post("/v1/rerank", json={**asked, "documents": given, **more}).json()
@@ -69,15 +76,19 @@ BAD = {
     b'{"query": "%s"}' % (b"a" * (16 << 20)): (413, "bytes"),
     b'{"query": "refuse", "documents": ["a"]}': (500, "no room: use a smaller model"),
     b'{"query": "fail", "documents": ["a"]}': (500, "RuntimeError: the weights are gone"),
+    b'{"query": "break", "documents": ["a"]}': (500, "ValueError: no padding token is defined"),
+    b'{"query": "texts", "documents": ["a"]}': (422, "documents[0] is 1"),
+    b'{"query": "a", "documents": ["a"], "x": %s' % (b"[" * 100_000): (400, "recursion"),
 }
 
 
-def test_what_is_wrong_is_one_line():
+def test_what_is_wrong_is_one_line(caplog):
     client = open_client()
     for body, (code, part) in BAD.items():
         answer = client.post("/v1/rerank", content=body)
         assert answer.status_code == code, body[:80]
         assert part in answer.json()["message"]
+        assert (part in caplog.text) == (code == 500)  # the server's fault
     assert client.get("/v1/rerank").status_code == 405
     assert client.post("/v1/search", json={"query": "a"}).json() == {"message": "Not Found"}
     assert client.get("/openapi.json", headers={"host": "evil.example"}).status_code == 400
@@ -87,7 +98,32 @@ def test_what_is_wrong_is_one_line():
     assert schema["components"]["schemas"][name]["required"] == ["query", "documents"]
 
 
-def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch, capsys):
+async def stay():
+    await asyncio.sleep(60)
+
+
+async def leave():
+    return {"type": "http.disconnect"}
+
+
+def test_work_is_done_in_turn_but_not_for_who_left_a_long_line_or_half_a_body(monkeypatch):
+    monkeypatch.setattr(serve, "_MOST_WAITING", 3)
+    monkeypatch.setattr(serve, "_MOST_SECONDS", 0.01)
+    done = []
+
+    async def ask():
+        requests = [Request({"type": "http"}, client) for client in (stay, leave, stay, stay)]
+        turns = serve.Turns()
+        answers = [turns.answer(one, partial(done.append, n)) for n, one in enumerate(requests)]
+        answers.append(serve.read_body(requests[0]))
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    *_, refused, late = asyncio.run(ask())
+    assert done == [0, 2]
+    assert (refused.status_code, late.status_code) == (503, 408)
+
+
+def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch, tmp_path, capsys):
     for given, code in (
         *(("Bearer sesame", 200), ("Basic bWU6c2VzYW1l", 200)),  # me:sesame
         *(("Bearer sesam", 401), ("Basic !", 401), ("", 401), ("Bearer é", 401)),
@@ -98,9 +134,19 @@ def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch,
     monkeypatch.delenv("PGRA_TOKEN", raising=False)
     assert main(["serve", "--host", "0.0.0.0", "--lm", "x"]) == 2
     assert main(["serve"]) == 2
+    monkeypatch.setenv("PGRA_TOKEN", "sésame")
+    assert main(["serve", "--lm", "x"]) == 2
+    monkeypatch.delenv("PGRA_TOKEN")
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--memory", "memory.sqlite", "--port", str(port)]) == 2
+    assert not any(tmp_path.iterdir())  # nothing was opened before
     errors = capsys.readouterr().err.split("\n\n")
     assert "set PGRA_TOKEN" in errors[0]
     assert "nothing to serve" in errors[1]
+    assert "beyond ASCII" in errors[2]
+    assert "give another --port" in errors[3]
 
 
 @contextlib.contextmanager
@@ -121,7 +167,7 @@ def served(*words, **environment):
             yield client
     finally:
         process.terminate()
-        process.wait()
+        process.wait(30)
 
 
 @pytest.mark.slow
@@ -147,6 +193,9 @@ def test_a_process_gives_what_the_library_gives(lm_dirs, encoder_dir, tmp_path):
         assert found["confidence"] == pytest.approx(decided[0].scores[decided[0].label])
         assert client.post("/v1/classify", json={"inputs": [QUERY]}).status_code == 422
         assert "In the memory: 0" in client.get("/").text
+        half = socket.create_connection((client.base_url.host, client.base_url.port))
+        half.sendall(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
+    half.close()  # it did not keep the server
 
 
 # Agents, by the SDK's own client.

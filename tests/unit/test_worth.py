@@ -68,6 +68,7 @@ def args(args, tmp_path):
     rows = review_rows(88)
     (tmp_path / "corpus.txt").write_text("\n".join([*passages, rows[0]["text"]]) + "\n")
     write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "test.jsonl", review_rows(12, start=88))
     return run_of(with_retriever(args, retriever="bm25"), "pgra", tmp_path / "run")
 
 
