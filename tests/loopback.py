@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
 
 Files = Mapping[str, bytes]
 BOT = "SFconvertbot"
-TOKEN, READ_TOKEN, USER = "hf_write", "hf_read", "me"
+TOKEN, USER = "hf_write", "me"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def blob_id(data: bytes) -> str:
 class LoopbackHub(Loopback):
     """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them.
 
-    A user, `me`, has a token that may write and another that may not.
+    A user, `me`, has a token that may write.
     """
 
     def __init__(self, repos: Mapping[str, Repo] | None = None) -> None:
