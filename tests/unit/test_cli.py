@@ -20,7 +20,6 @@ def raising(error):
     return script
 
 
-FULL = "cannot use /some/file: No space left on device"
 LOST, MORE = (
     "what was finished is kept, and the same command continues",
     "CUDA kernel errors might be",
@@ -32,7 +31,11 @@ LOST, MORE = (
     [
         (ConfigError("k is 3:\n  lower it"), 2, "\npgra: error: k is 3: lower it\n"),
         (KeyboardInterrupt(), 130, "the same command continues where it stopped"),
-        (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
+        (
+            OSError(errno.ENOSPC, "no", "/some/file"),
+            2,
+            "cannot use /some/file: No space left on device",
+        ),
         (OSError("2626 requested and 2016 written"), 2, "a file: No space left on device"),
         (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),

@@ -37,8 +37,10 @@ class CommonWords(Retriever):
         return Candidates.best(np.where(scores > 0, np.arange(len(words)), -1), scores, k)
 
 
-OWN = f"{__name__}:CommonWords"
-ALL = [*sorted({*RETRIEVERS} - {"exhaustive"}), OWN]  # that one searches an LM's states
+ALL = [
+    *sorted({*RETRIEVERS} - {"exhaustive"}),  # that one searches an LM's states
+    f"{__name__}:CommonWords",
+]
 
 
 @pytest.fixture
