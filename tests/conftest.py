@@ -129,7 +129,7 @@ def quick_loading():
 
 
 @pytest.fixture(scope="session")
-def lm_dirs(tmp_path_factory) -> dict[str, Path]:
+def lm_dirs(tmp_path_factory):
     from tiny_models import build_lm
 
     root = tmp_path_factory.mktemp("lms")
@@ -137,12 +137,12 @@ def lm_dirs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session", params=one_quick(LM_KINDS, "opt"))
-def lm_dir(request, lm_dirs) -> Path:
+def lm_dir(request, lm_dirs):
     return lm_dirs[request.param]
 
 
 @pytest.fixture(scope="session")
-def encoder_dirs(tmp_path_factory) -> dict[str, Path]:
+def encoder_dirs(tmp_path_factory):
     from tiny_models import build_encoder
 
     root = tmp_path_factory.mktemp("encoders")
@@ -150,19 +150,19 @@ def encoder_dirs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def cross_encoder_dir(tmp_path_factory) -> Path:
+def cross_encoder_dir(tmp_path_factory):
     from tiny_models import build_cross_encoder
 
     return build_cross_encoder(tmp_path_factory.mktemp("cross-encoders") / "one")
 
 
 @pytest.fixture(scope="session")
-def encoder_dir(encoder_dirs) -> Path:
+def encoder_dir(encoder_dirs):
     return encoder_dirs["bert"]
 
 
 @pytest.fixture(scope="session")
-def t5_dirs(tmp_path_factory) -> dict[str, Path]:
+def t5_dirs(tmp_path_factory):
     from tiny_models import build_t5
 
     root = tmp_path_factory.mktemp("readers")
@@ -170,12 +170,12 @@ def t5_dirs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session", params=one_quick(T5_KINDS, "t5"))
-def reader_dir(request, t5_dirs) -> Path:
+def reader_dir(request, t5_dirs):
     return t5_dirs[request.param]
 
 
 @pytest.fixture(scope="session")
-def t5_dir(t5_dirs) -> Path:
+def t5_dir(t5_dirs):
     return t5_dirs["t5"]
 
 
@@ -187,7 +187,7 @@ def tokenizer(t5_dir):
 
 
 @pytest.fixture
-def corpus_file(tmp_path) -> Path:
+def corpus_file(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(SENTENCES) + "\n")
     return path
@@ -222,13 +222,13 @@ def reader_inputs(tokenizer, verbalizer, items):
     return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """Give every file below a folder, by its path."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
+def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -237,9 +237,9 @@ GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless",
 THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
 
 
-def review_rows(count: int, *, start: int = 0) -> list[dict[str, object]]:
+def review_rows(count, *, start=0):
     """Reviews whose words tell their label, one positive and one negative in turn."""
-    rows: list[dict[str, object]] = []
+    rows = []
     for i in range(start, start + count // 2):
         for label, words, step in (("positive", GOOD, 1), ("negative", BAD, 3)):
             text = f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}."
@@ -248,7 +248,7 @@ def review_rows(count: int, *, start: int = 0) -> list[dict[str, object]]:
 
 
 @pytest.fixture
-def review_files(tmp_path) -> dict[str, Path]:
+def review_files(tmp_path):
     """Forty training and twelve test reviews."""
     return {
         "train": write_jsonl(tmp_path / "train.jsonl", review_rows(40)),
@@ -257,7 +257,7 @@ def review_files(tmp_path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir) -> RunArguments:
+def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir):
     """A run of both stages and a reader on tiny models; nothing is run yet."""
     return RunArguments(
         {
@@ -291,9 +291,9 @@ def new_bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
     return Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
 
 
-def with_rerank(args: RunArguments, **changes: object) -> RunArguments:
+def with_rerank(args, **changes):
     return args.having(rerank=replace(args.rerank, **changes))
 
 
-def with_retriever(args: RunArguments, **changes: object) -> RunArguments:
+def with_retriever(args, **changes):
     return args.having(retriever=replace(args.retriever, **changes))

@@ -4,15 +4,12 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
-
-import pytest
 
 
 class Loopback:
@@ -22,7 +19,7 @@ class Loopback:
     path = ""
 
     @contextmanager
-    def serve(self) -> Iterator[str]:
+    def serve(self):
         """Serve until the block ends; gives the address."""
         handler = type("Bound", (self.handler,), {"owner": self})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -40,13 +37,13 @@ class Loopback:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
-    def read(self) -> bytes:
+    def read(self):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def send(self, status, body, headers):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -59,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
 Files = Mapping[str, bytes]
 BOT = "SFconvertbot"
-TOKEN, READ_TOKEN, USER = "hf_write", "hf_read", "me"
+TOKEN, USER = "hf_write", "me"
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,7 @@ class Repo:
     is_gated: bool = False
 
 
-def point_client(
-    monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path, *, is_offline: bool = False
-) -> None:
+def point_client(monkeypatch, endpoint, cache, *, is_offline=False):
     """Have this process's hub client ask there: it reads the environment when it is imported."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     for name, value in {
@@ -87,33 +82,33 @@ def point_client(
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
 
 
-def commit_of(files: Files) -> str:
+def commit_of(files):
     told = json.dumps({name: blob_id(data) for name, data in files.items()})
     return hashlib.sha1(told.encode()).hexdigest()
 
 
-def blob_id(data: bytes) -> str:
+def blob_id(data):
     return hashlib.sha256(data).hexdigest()
 
 
 class LoopbackHub(Loopback):
     """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them.
 
-    A user, `me`, has a token that may write and another that may not.
+    A user, `me`, has a token that may write.
     """
 
-    def __init__(self, repos: Mapping[str, Repo] | None = None) -> None:
+    def __init__(self, repos=None):
         self.repos = dict(repos or {})
-        self.requests: list[str] = []
-        self.made: list[dict[str, object]] = []
+        self.requests = []
+        self.made = []
         self.is_broken = False  # commits are refused
 
-    def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
+    def files(self, repo, revision="main"):
         return dict(self.repos[f"models/{repo}"].revisions[revision])
 
 
 class Refusal(Exception):
-    def __init__(self, status: int, code: str, message: str, commit: str = "") -> None:
+    def __init__(self, status, code, message, commit=""):
         super().__init__(message)
         self.status = status
         self.headers = {"X-Error-Code": code, "X-Error-Message": message}
@@ -123,7 +118,7 @@ class Refusal(Exception):
 class HubHandler(Handler):
     owner: LoopbackHub
 
-    def _answer(self) -> None:
+    def _answer(self):
         body = self.read()
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]  # refs%2Fpr%2F1 is one
@@ -138,7 +133,7 @@ class HubHandler(Handler):
 
     do_HEAD = do_GET = do_POST = _answer
 
-    def _ask(self, parts: list[str], query: str) -> object:
+    def _ask(self, parts, query):
         repo, name, rest = self._find(parts), "/".join(parts[1:3]), parts[3:]
         if rest[:1] == ["discussions"]:
             author = parse_qs(query).get("author", [""])[0]
@@ -166,7 +161,7 @@ class HubHandler(Handler):
         siblings = [{"rfilename": file} for file in files]
         return {"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}
 
-    def _change(self, parts: list[str], body: bytes) -> object:
+    def _change(self, parts, body):
         """Do what changes the hub; None where nothing is to be changed."""
         owner, name = self.owner, "/".join(parts[1:4])
         kind = parts[4] if len(parts) > 4 else "/".join(parts[1:])
@@ -192,7 +187,7 @@ class HubHandler(Handler):
         modes = {"uploadMode": "regular", "shouldIgnore": False}
         return {"files": [{"path": file["path"], **modes} for file in asked["files"]]}
 
-    def _commit(self, revisions: dict[str, Files], revision: str, body: bytes) -> None:
+    def _commit(self, revisions, revision, body):
         files = dict(revisions[revision])
         for item in map(json.loads, body.splitlines()):
             value = item["value"]
@@ -200,20 +195,20 @@ class HubHandler(Handler):
                 files[value["path"]] = base64.b64decode(value["content"])
         revisions[revision] = files
 
-    def _find(self, parts: list[str]) -> Repo:
+    def _find(self, parts):
         repo = self.owner.repos.get("/".join(parts[:3]))
         if repo is None:  # a private one too; clients know a bare 401 for this only over https
             raise Refusal(404, "RepoNotFound", "Repository not found")
         return repo
 
-    def _at(self, repo: Repo, revision: str) -> tuple[str, Files]:
+    def _at(self, repo, revision):
         """Find the commit and the files of a branch, tag, pull request or commit."""
         for name, files in repo.revisions.items():
             if revision in (name, commit := commit_of(files)):
                 return commit, files
         raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
 
-    def _send_file(self, parts: list[str]) -> None:
+    def _send_file(self, parts):
         repo, name = self._find(parts), "/".join(parts[5:])
         commit, files = self._at(repo, parts[4])
         if repo.is_gated:
@@ -223,14 +218,14 @@ class HubHandler(Handler):
         data = files[name]
         self.send(200, data, {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'})
 
-    def _send_json(self, value: object) -> None:
+    def _send_json(self, value):
         self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _here(self) -> str:
+    def _here(self):
         return f"http://127.0.0.1:{self.connection.getsockname()[1]}"
 
 
-def _tree(files: Files, inside: str, *, is_deep: bool) -> list[dict[str, object]]:
+def _tree(files, inside, *, is_deep):
     start = f"{inside}/" if inside else ""
     rest = [name.removeprefix(start) for name in files if name.startswith(start)]
     folders = sorted({name.split("/")[0] for name in rest if "/" in name})
@@ -268,7 +263,7 @@ class Fault(NamedTuple):
 BUSY = Fault(429, '{"error": {"message": "slow down"}}', {"Retry-After": "0.05"})
 
 
-def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
+def toy_writer(prompt, max_tokens, stop):
     """Say the prompt's last word again; tokens are words, with the space before them."""
     words = [f" {word}" if i else word for i, word in enumerate(prompt.split(" "))]
     text = f" {prompt.split()[-1]}"
@@ -293,16 +288,16 @@ class LoopbackEndpoint(Loopback):
 
     path = "/v1"
 
-    def __init__(self, writer: Callable[[str, int, str | None], Written] = toy_writer) -> None:
+    def __init__(self, writer=toy_writer):
         self.writer, self.lock = writer, threading.Lock()
-        self.faults: list[Fault] = []
-        self.dies_after: int | None = None
-        self.bodies: list[dict[str, object]] = []
-        self.headers: list[dict[str, str]] = []
+        self.faults = []
+        self.dies_after = None
+        self.bodies = []
+        self.headers = []
         self.endpoints, self.echoes = ["completions", "chat"], True
-        self.unsupported: set[str] = set()
+        self.unsupported = set()
 
-    def take(self, body: dict[str, object], headers: Mapping[str, str]) -> Fault:
+    def take(self, body, headers):
         """Note a request, and answer it or say how it fails, in OpenAI's words."""
         with self.lock:
             self.bodies.append(body)
@@ -319,7 +314,7 @@ class LoopbackEndpoint(Loopback):
             return Fault(400, json.dumps({"error": told}))
         return Fault(200, self.answer(body))
 
-    def answer(self, body: dict[str, object]) -> str:
+    def answer(self, body):
         is_chat = "messages" in body
         prompt = str(body["messages"][-1]["content"] if is_chat else body["prompt"])
         (stop,) = body.get("stop", [None])
@@ -342,7 +337,7 @@ class LoopbackEndpoint(Loopback):
 class EndpointHandler(Handler):
     owner: LoopbackEndpoint
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         fault = self.owner.take({"path": self.path, **json.loads(self.read())}, self.headers)
         self.close_connection = not fault.status
         if fault.status:

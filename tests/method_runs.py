@@ -2,10 +2,8 @@
 
 import json
 from dataclasses import fields, replace
-from pathlib import Path
 
 from pgra.commands.common import parse_run
-from pgra.data.examples import DataArguments
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.methods.arguments import RunArguments, RuntimeArguments
@@ -14,7 +12,7 @@ from pgra.methods.kate import AnswerArguments
 from pgra.reader.arguments import FolderArguments, TrainingArguments
 
 
-def run_of(args: RunArguments, method: str, folder: Path, **training: object) -> RunArguments:
+def run_of(args, method, folder, **training):
     """A run of a method with PGRA's arguments; `training` holds the Trainer's and its own.
 
     With ralm the reader is the reranker's LM, and what a `RalmArguments` has, goes there.
@@ -40,9 +38,7 @@ def run_of(args: RunArguments, method: str, folder: Path, **training: object) ->
     return RunArguments(sections)
 
 
-def kate_run(
-    data: DataArguments, root: Path, *, lm: Path, name: str = "run", **changes: object
-) -> RunArguments:
+def kate_run(data, root, *, lm, name="run", **changes):
     """A run of KATE: `changes` go to whichever section has an argument of that name."""
     run = RunArguments(
         {
@@ -59,7 +55,7 @@ def kate_run(
     return having(run, **changes)
 
 
-def having(run: RunArguments, **changes: object) -> RunArguments:
+def having(run, **changes):
     """Change arguments wherever they stand; `name` is the run folder's."""
     sections = dict(run.sections)
     if "name" in changes:
@@ -78,12 +74,12 @@ def having(run: RunArguments, **changes: object) -> RunArguments:
     return RunArguments(sections)
 
 
-def parse(*flags: str) -> RunArguments:
+def parse(*flags):
     """Arguments as of a command line, the task and the folder given."""
     words = ["--task", "sst2", "--output_dir", "x", "--device", "cpu", *flags]
     return parse_run(words, prog="test", description="", epilog="")[0]
 
 
-def lines_of(folder: Path) -> list[dict]:
+def lines_of(folder):
     text = (folder / "predictions.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]

@@ -6,10 +6,8 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable
 from functools import cache
 from multiprocessing.forkserver import ensure_running
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ LONGEST_SECONDS = 150  # of a launched process, which takes seconds
 
 
 @cache
-def warm_up() -> None:
+def warm_up():
     """Start the warm process, with one thread, and no network."""
     wanted = {
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -34,7 +32,7 @@ def warm_up() -> None:
         ensure_running()
 
 
-def launch(function: Callable, *args: object, processes: int = 2) -> list[Any]:
+def launch(function, *args, processes=2):
     """Give what a function gives in each of some processes, which torchrun's own agent starts.
 
     Raises:
@@ -57,7 +55,7 @@ def launch(function: Callable, *args: object, processes: int = 2) -> list[Any]:
     return [given[rank] for rank in range(processes)]
 
 
-def _be(function: Callable, args: tuple) -> object:
+def _be(function, args):
     """Be one of the processes, to Python's own end, which a fork does not come to by itself."""
     import torch.distributed as dist
 

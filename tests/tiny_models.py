@@ -1,7 +1,6 @@
 """Builds tiny models of every architecture, as folders that the real loaders read. No network."""
 
 import json
-from pathlib import Path
 
 import torch
 from conftest import SENTENCES
@@ -21,7 +20,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     ByT5Tokenizer,
-    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
@@ -31,13 +29,13 @@ _WORDS = (
 _TEXTS = [*SENTENCES, _WORDS, "0123456789 ,.;:!?'\"-()\n\n" + "abcdefghijklmnopqrstuvwxyz" * 2]
 
 
-def _saved(folder: Path, tokenizer: Tokenizer, **special: object) -> PreTrainedTokenizerFast:
+def _saved(folder, tokenizer, **special):
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     fast.save_pretrained(folder)
     return fast
 
 
-def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrainedTokenizerFast:
+def _byte_level(folder, *, bos, eos, pad):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,7 +54,7 @@ def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrai
     return _saved(folder, tokenizer, bos_token=bos, eos_token=eos, pad_token=pad)
 
 
-def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
+def _word_piece(folder):
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -76,7 +74,7 @@ def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
     return _saved(folder, tokenizer, **dict(zip(names, special, strict=True)))
 
 
-def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerFast:
+def _unigram(folder, *, plain_slots=False):
     """Like T5's. In mT5's the slots are pieces like all others, not special tokens."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -105,7 +103,7 @@ def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerF
     return _saved(folder, tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", **more)
 
 
-def _reader_tokenizer(folder: Path, kind: str) -> PreTrainedTokenizerBase:
+def _reader_tokenizer(folder, kind):
     if kind != "byt5":
         return _unigram(folder, plain_slots=kind == "mt5")
     bytewise = ByT5Tokenizer()  # no vocabulary, and Python alone
@@ -113,7 +111,7 @@ def _reader_tokenizer(folder: Path, kind: str) -> PreTrainedTokenizerBase:
     return bytewise
 
 
-def _lively(model: torch.nn.Module) -> torch.nn.Module:
+def _lively(model):
     """Give random weights enough spread that a wrong token or position shows in the output."""
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
@@ -138,7 +136,7 @@ _LMS = {  # model type, beginning of a text, and what it has of its own; opt-350
 }
 
 
-def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> Path:
+def build_lm(folder, kind, *, window=512, layers=2):
     """Write a causal LM of so many layers with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     model_type, bos, own = _LMS[kind]
@@ -159,7 +157,7 @@ def build_lm(folder: Path, kind: str, *, window: int = 512, layers: int = 2) -> 
     return folder
 
 
-def build_odd_lm(folder: Path, kind: str) -> Path:
+def build_odd_lm(folder, kind):
     """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
     build_lm(folder, "gpt2")
     size = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -178,13 +176,13 @@ def build_odd_lm(folder: Path, kind: str) -> Path:
     return folder
 
 
-def _encoder_config(tok: PreTrainedTokenizerBase, kind: str, **more: int) -> AutoConfig:
+def _encoder_config(tok, kind, **more):
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"vocab_size": len(tok), "pad_token_id": tok.pad_token_id}
     return AutoConfig.for_model(kind, **size, intermediate_size=32, **ids, **more)
 
 
-def build_encoder(folder: Path, kind: str = "bert") -> Path:
+def build_encoder(folder, kind="bert"):
     """Write a 2-layer encoder with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _encoder_config(_word_piece(folder), kind, max_position_embeddings=160)
@@ -192,7 +190,7 @@ def build_encoder(folder: Path, kind: str = "bert") -> Path:
     return folder
 
 
-def build_cross_encoder(folder: Path, num_labels: int = 1) -> Path:
+def build_cross_encoder(folder, num_labels=1):
     """Write a 2-layer sequence classifier that reads pairs of texts."""
     folder.mkdir(parents=True, exist_ok=True)
     tok = _word_piece(folder)
@@ -206,7 +204,7 @@ def build_cross_encoder(folder: Path, num_labels: int = 1) -> Path:
     return folder
 
 
-def build_t5(folder: Path, kind: str = "t5") -> Path:
+def build_t5(folder, kind="t5"):
     """Write a tiny T5 with its tokenizer, in the shape and with the kind of folder of the real one.
 
     All but the original T5 have gated layers and a head of their own; flan's heads are narrower

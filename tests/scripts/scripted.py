@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +24,7 @@ class Called:
     err: str
 
     @property
-    def error(self) -> str:
+    def error(self):
         """The one line of a user's error; anything else fails the test."""
         told = [line for line in self.err.splitlines() if line.startswith("pgra: error: ")]
         assert self.code == 2, self.err
@@ -35,7 +34,7 @@ class Called:
         return told[0].removeprefix("pgra: error: ")
 
 
-def call(main: Callable[[Sequence[str] | None], int], argv: Sequence[str]) -> Called:
+def call(main, argv):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(main, argv)
@@ -52,7 +51,7 @@ class Bench:
     t5: Path
     flags: dict[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.corpus = self.root / "corpus.txt"
         self.corpus.write_text("\n".join(SENTENCES) + "\n")
         self.train_file = write_jsonl(self.root / "train.jsonl", review_rows(40))
@@ -76,35 +75,35 @@ class Bench:
             "device": "cpu",
         }
 
-    def argv(self, name: str, **changes: object) -> list[str]:
+    def argv(self, name, **changes):
         """Give train.py's arguments for the run of this name; None leaves a flag out."""
         flags = {**self.flags, "output_dir": self.run(name), **changes}
         given = {key: value for key, value in flags.items() if value is not None}
         lists = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
         return [str(word) for key, words in lists.items() for word in (f"--{key}", *words)]
 
-    def run(self, name: str) -> Path:
+    def run(self, name):
         return self.root / "runs" / name
 
-    def train(self, name: str, **changes: object) -> Called:
+    def train(self, name, **changes):
         return call(train_main, self.argv(name, **changes))
 
-    def make(self, name: str, **changes: object) -> Called:
+    def make(self, name, **changes):
         """Train, which must succeed."""
         called = self.train(name, **changes)
         assert called.code == 0, called.err
         return called
 
-    def evaluate(self, name: str, *words: object) -> Called:
+    def evaluate(self, name, *words):
         return call(evaluate_main, ["--run", str(self.run(name)), *map(str, words)])
 
-    def metrics(self, name: str) -> dict:
+    def metrics(self, name):
         return read_json(self.run(name) / "metrics.json")
 
-    def predictions(self, name: str) -> list[dict]:
+    def predictions(self, name):
         lines = (self.run(name) / "predictions.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
 
-def read_json(path: Path) -> dict:
+def read_json(path):
     return json.loads(path.read_text())

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import contents, review_rows, write_jsonl
+from conftest import contents
 
 from pgra.cli import main
 
@@ -15,6 +15,7 @@ verbalizer: {negative: terrible, positive: great}
 """
 
 
+ONE = "--task sst2 --train_file one.jsonl --output_dir out"
 LIKELIHOOD = "search a --task sst2 --reranker likelihood --likelihood_template"
 # One of each kind of mistake: the words of a command, and the value that its line holds.
 KINDS = {
@@ -48,6 +49,7 @@ KINDS = {
     "template that goes on": (f"{LIKELIHOOD} {{query}}{{passage}}", "end it with {query}"),
     "causal template": ("search a --reranker causal --causal_template {query}", "is '{query}'"),
     "LM without states": ("train --method head --lm openai:toy", "'openai:toy'"),
+    "label of no example": (f"train --model_name_or_path T5 --method plain {ONE}", "'positive'"),
     "label that no head learns": ("train --method head --lm LM", "'positive'"),
     "window too small": ("train --method head --lm LM --max_prompt_tokens 8", "may read 8"),
 }
@@ -59,14 +61,14 @@ FILES = {
     "twice.yaml": TASK + "labels: [bad, good]\n",
     "twice.jsonl": '{"text": "a", "text": "b"}\n',
     "label.jsonl": '{"text": "a", "label": "postive"}\n',
-    "one.jsonl": "".join(f'{{"text": "{n}", "label": "negative"}}\n' for n in range(9)),
+    "one.jsonl": "".join(f'{{"text": "{n}", "label": "negative"}}\n' for n in range(19)),
     "column.csv": "words,label\na,positive\n",
     "ragged.tsv": "text\tlabel\na\tpositive\t1\n",
     "damaged.parquet": "PAR1 and no more",
     "damaged.sqlite": "no memory " * 100,
 }
 ICL = "--task sst2 --test_file label.jsonl --decide_by vote --encoder bm25 --output_dir out"
-HEAD = "--num_exemplars 0 --task sst2 --train_file one.jsonl --output_dir out"
+HEAD = f"--num_exemplars 0 {ONE}"
 
 
 @pytest.fixture
@@ -80,12 +82,13 @@ def mistakes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(
-    kind, mistakes, lm_dirs, capfd
+    kind, mistakes, lm_dirs, t5_dir, capfd
 ):
     line, value = KINDS[kind]
     line += f" {ICL}" if line.startswith("icl") else ""
     line += f" {HEAD}" if "--method head" in line else ""
-    assert main([str(lm_dirs["opt"]) if word == "LM" else word for word in line.split()]) == 2
+    models = {"LM": lm_dirs["opt"], "T5": t5_dir}
+    assert main([str(models.get(word, word)) for word in line.split()]) == 2
     told = capfd.readouterr()
     assert told.out == ""
     *_, error = told.err.splitlines()
@@ -93,14 +96,6 @@ def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(
     assert value in error
     assert "Traceback" not in told.err
     assert set(contents(mistakes)) == set(FILES)
-
-
-def test_a_label_that_no_training_example_shows(bench):
-    rows = [row for row in review_rows(40) if row["label"] == "positive"]
-    some = write_jsonl(bench.root / "some.jsonl", rows)
-    flags = {"num_evidence": 0, "train_file": some, "validation_file": bench.train_file}
-    assert "no training example has label 'negative'" in bench.train("one-sided", **flags).error
-    assert not bench.run("one-sided").exists()
 
 
 @pytest.mark.slow

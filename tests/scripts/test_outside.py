@@ -20,7 +20,6 @@ from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 
 pytestmark = pytest.mark.slow
-T5 = {"monot5": "bundled:t5-small-titles"}
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
 TASK = """
@@ -61,13 +60,11 @@ def words_of(bench, *names, **more):
     return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
 
 
-def test_a_selector_chooses_and_a_wrong_flag_is_refused(bench):
+def test_a_selector_chooses(bench):
     chosen = {"exemplars": "last-first", "num_exemplars": 2, "output_dir": bench.run("last")}
     pgra("icl", *words_of(bench, "lm", **chosen))
     for line in bench.predictions("last"):
         assert [e["id"] for e in line["exemplars"]] == ["train-39", "train-38"]
-    unknown = bench.train("never", retriever="stride", strid=2).error
-    assert "unknown argument '--strid'. Did you mean '--stride'?" in unknown
 
 
 def test_each_is_a_point_of_a_grid_whose_runs_are_planned_measured_and_asked(bench):
@@ -175,26 +172,25 @@ def test_a_method_runs_is_measured_reported_ablated_and_asked(bench):
     points = [{"one_label": "positive"}, {"one_label": "negative"}]
     grid = bench.root / "grid.yaml"
     grid.write_text(yaml.safe_dump({"base": base, "points": points, "seeds": [0]}))
-    listed = pgra("ablate", grid, "--dry-run", "--output_dir", bench.run("grid"))
-    assert "2 runs, 0 of them finished" in listed.out
     assert "one_label=negative" in pgra("ablate", grid, "--output_dir", bench.run("grid")).out
     assert "--one_label" in pgra("train", "--method", name, "--help").out
-
-
-def test_a_method_that_is_not_there_is_refused(bench):
-    error = bench.train("never", method="toys:OneLable").error
-    assert "method 'toys:OneLable' cannot be imported" in error
-    assert not bench.run("never").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"reranker": "crossencoder"}, "unknown reranker 'crossencoder'. Did you mean 'cross-enc"),
+        ({"reranker": "toys:MonoT6"}, "reranker 'toys:MonoT6' cannot be imported"),
         ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.BaseReranker"),
         ({"cross_encoder": "x"}, "--cross_encoder is of --reranker cross-encoder: add"),
         ({"reranker": "toys:MonoT5", "stride": 1}, "unknown argument '--stride'"),
-        ({"reranker": "monot5", "retriever": "exhaustive", **T5}, "needs --reranker prompted"),
+        (
+            {
+                "reranker": "monot5",
+                "retriever": "exhaustive",
+                "monot5": "bundled:t5-small-titles",
+            },
+            "needs --reranker prompted",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):

@@ -112,7 +112,6 @@ def test_another_corpus_encoder_or_lm_is_refused_by_name(bench, other, lm_dirs, 
     corpus.write_text(bench.corpus.read_text() + "One more.\n")
     refused = ask(other(corpus={"corpus": str(corpus)}), *TEXTS)
     assert "was made with corpus " in refused.error
-    assert refused.error.endswith("restore it, or train again")
     indexes = sorted(bench.artifacts.glob("indexes/*"))
     refused = ask(other(retriever={"encoder": str(encoder_dirs["roberta"])}), *TEXTS)
     assert "was made with encoder " in refused.error

@@ -3,8 +3,7 @@
 import itertools
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +64,7 @@ def classifier_of(reader, t5_dir, **changes):
     return T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), VERBALIZER, **changes)
 
 
-def lively(folder: Path) -> FusionReader:
+def lively(folder):
     """Load a reader, livelier than T5's own start, so that errors show."""
     reader = FusionReader.from_name(str(folder))
     generator = torch.Generator().manual_seed(5)
@@ -139,12 +138,12 @@ def train_long(t5_dir, folder, rows=None, dropout=None, reader=None, **changes):
 
 @contextmanager
 def at_batch(
-    number: int,
-    act: Callable[[], object] = lambda: None,
+    number,
+    act=lambda: None,
     *,
-    breaks: bool = False,
-    kind: type[FusionReader] = FusionReader,
-) -> Iterator[None]:
+    breaks=False,
+    kind=FusionReader,
+):
     """Do something, or break the loss, when a training reads its so-manieth batch from here."""
     plain, calls = kind.forward, itertools.count(1)
 
@@ -160,7 +159,7 @@ def at_batch(
         yield
 
 
-def signal_self(number: signal.Signals) -> Callable[[], None]:
+def signal_self(number):
     return lambda: os.kill(os.getpid(), number)
 
 
@@ -172,14 +171,14 @@ class Told:
     log: Sequence[dict] = ()
 
 
-def run_files(folder: Path) -> dict[str, bytes]:
+def run_files(folder):
     """Give what must not depend on stops: the losses and the finished weights."""
     return {
         name: (folder / name).read_bytes() for name in ("losses.jsonl", "reader/model.safetensors")
     }
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     """Give the losses of a training's file."""
     lines = (folder / "losses.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -187,7 +186,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-def train_told(t5_dir: Path, folder: Path, told: dict) -> Told:
+def train_told(t5_dir, folder, told):
     """Be one process of a long training: told are changes, a signal or NaN at a batch of a rank."""
     asked = dict(told)
     number, batch, rank = asked.pop("signal", None), asked.pop("batch", 0), asked.pop("rank", 0)

@@ -20,7 +20,6 @@ def raising(error):
     return script
 
 
-FULL = "cannot use /some/file: No space left on device"
 LOST, MORE = (
     "what was finished is kept, and the same command continues",
     "CUDA kernel errors might be",
@@ -32,7 +31,11 @@ LOST, MORE = (
     [
         (ConfigError("k is 3:\n  lower it"), 2, "\npgra: error: k is 3: lower it\n"),
         (KeyboardInterrupt(), 130, "the same command continues where it stopped"),
-        (OSError(errno.ENOSPC, "no", "/some/file"), 2, FULL),
+        (
+            OSError(errno.ENOSPC, "no", "/some/file"),
+            2,
+            "cannot use /some/file: No space left on device",
+        ),
         (OSError("2626 requested and 2016 written"), 2, "a file: No space left on device"),
         (torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{MORE}"), 2, LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "smaller batc"),
@@ -74,9 +77,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for words in (["train", "--task", "sst2"], ["predict", "--run", "run"], ["search", "x"]):
         assert main([*words, "--device", device]) == 2
-        told = capsys.readouterr().err
-        assert f"cannot use device '{device}': " in told
-        assert "Use auto or cpu." in told
+        assert f"cannot use device '{device}': " in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
@@ -138,7 +139,11 @@ sys.modules |= dict.fromkeys(
     ("accelerate", "datasets", "faiss", "huggingface_hub", "jinja2", "pyarrow", "safetensors",
      "scipy", "sentence_transformers", "torch", "transformers")  # as if not installed
 )
-import pgra, pgra.cli
+import pgra
+assert not {"numpy", "pgra.core"} & {*sys.modules}
+pgra.Candidates
+assert "pgra.core" in sys.modules
+import pgra.cli
 assert pgra.cli.main(["memory", "add", "Where is it?", "On the shelf."]) == 0
 assert "On the shelf." in pgra.Memory().prompt("Where is it?")
 pool = [(text, "good") for text in ("red apples", "green pears", "blue plums", "ripe figs")]

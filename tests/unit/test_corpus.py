@@ -110,13 +110,11 @@ def test_changed_source_is_read_again_and_same_one_is_not(corpus_file, tmp_path)
 
 
 BAD = {
-    "empty.txt": (b"", "holds no passage"),
     "latin.jsonl": (b'{"text": "a"}\n{"text": "caf\xe9"}\n', "line 2: .*utf-8.* byte 0xe9"),
     "binary.txt": (b"one\nt\0wo\n", "line 2: a NUL byte"),
     "cut.txt.gz": (gzip.compress(b"one two three\n" * 99)[:-12], "cut.txt.gz cannot be read"),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"\n', "line 3: not JSON"),
     "lacks.jsonl": (b'{"body": "a"}\n', "line 1: unknown column 'text'.*Known: body"),
-    "table.parquet": (b"PAR1", "table.parquet cannot be read"),
     "twice.csv": (b"text,text\none,two\n", "two columns have one name"),
     "quotes.csv": (b'text\n"one"\n"t\\"wo"\n', "line 3: not valid csv"),
 }

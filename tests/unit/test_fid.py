@@ -18,7 +18,8 @@ COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8), Gro
 @pytest.fixture(scope="module", params=one_quick(T5_KINDS, "t5"))
 def reader(request, t5_dirs):
     reader = lively(t5_dirs[request.param])
-    assert has_own_head(reader) == (request.param != "t5")
+    has_own_head = reader.model.lm_head.weight is not reader.model.shared.weight
+    assert has_own_head == (request.param != "t5")
     return reader.eval()
 
 
@@ -43,10 +44,6 @@ def pack(examples, cost=COSTS[0]):
 
 def read(reader, examples, labels, cost=COSTS[0], **kwargs):
     return reader(pack(examples, cost), labels=labels, **kwargs)
-
-
-def has_own_head(reader):
-    return reader.model.lm_head.weight is not reader.model.shared.weight
 
 
 @contextmanager
@@ -132,19 +129,10 @@ def generate(reader, packed, count):
 
 
 def test_the_tokens_written_are_those_that_transformers_writes(reader, examples):
-    packed, count = pack(examples), 3
-    whole = generate(reader, packed, count)
+    packed, count = pack(examples), 9
+    with stock_parts(reader):
+        whole = generate(reader, packed, count)
     written = reader.write(packed, count)
     assert torch.equal(written[:, : whole.shape[1]], whole)
     assert (written[:, whole.shape[1] :] == reader.model.config.pad_token_id).all()
-
-
-def test_what_is_written_is_what_stock_generate_writes(reader, examples):
-    rows = reader.write(pack([each[:1] for each in examples]), 9).tolist()
-    with stock_parts(reader):
-        for row, (segment, *_) in zip(rows, examples, strict=True):
-            ids = torch.from_numpy(segment)[None].long()
-            told = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False}
-            (_, *stock), *_ = reader.model.generate(input_ids=ids, **told).tolist()
-            assert row == [*stock, *[0] * (9 - len(stock))]
-    assert rows[0] != rows[1]
+    assert not torch.equal(written[0], written[1])

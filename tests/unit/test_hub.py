@@ -46,15 +46,11 @@ FOUND = {
     "some/tagged@v1.0": TAGS["v1.0"],
     f"some/tagged@{commit_of(TAGS['b'])}": TAGS["b"],
 }
-NO_FOLDER = "cannot find model '{name}': it is not a folder here"
 REFUSED = {
-    "some/bots@main": ("has no safetensors",),  # a revision that was asked for is not replaced
-    **{
-        f"some/{name}": ("has no safetensors: name", f"{name}@refs/pr/N", "save_pretrained")
-        for name in NO_WEIGHTS
-    },
-    "no/such": (NO_FOLDER, "Repository Not Found for url"),
-    "some/gated": (NO_FOLDER, "Cannot access gated repo"),
+    "some/bots@main": "has no safetensors",  # a revision that was asked for is not replaced
+    **{f"some/{name}": "has no safetensors" for name in NO_WEIGHTS},
+    "no/such": "Repository Not Found for url",
+    "some/gated": "Cannot access gated repo",
 }
 
 
@@ -99,8 +95,9 @@ def test_weights_are_those_of_the_revision_of_main_or_of_the_bots_pull_request(f
         hub.requests.clear()
         assert find_at(endpoint, "some/main") == [commits[1]]  # when cached nothing is sent again
         assert not any(request.startswith("GET /some") for request in hub.requests)
-    for (name, parts), error in zip(REFUSED.items(), errors, strict=True):
-        assert all(part.format(name=name) in error for part in parts)
+    for (name, reason), error in zip(REFUSED.items(), errors, strict=True):
+        assert name in error
+        assert reason in error
         assert "\n" not in error
 
 
@@ -121,7 +118,7 @@ def test_offline_the_cache_is_read_as_the_hub_was_last_seen(find_at):
     assert found == [commit_of(second), commit_of(CONVERTED), old]
     assert "cannot find model" in missing
     (error,) = find_at(NOWHERE, "other/opt")
-    assert all(part in error for part in ("cannot find model", "pgra list", "refused"))
+    assert "refused" in error
 
 
 # Models, corpora and data sets as they are used.

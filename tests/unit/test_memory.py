@@ -42,8 +42,6 @@ def test_a_memory_that_is_on_no_disk_is_as_any_other_and_leaves_nothing(tmp_path
         assert told(memory.search(LIKE)) == told(memory) == ["another"]
         assert (memory.erase(entry.id), list(memory)) == (2, [])
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ArtifactError, match="there is no memory none.sqlite"):
-        pgra.Memory("none.sqlite", create=False)
     for lookup in ("edit", EncoderLookup):
         with pytest.raises(ConfigError, match="encoder"):
             pgra.Memory(":memory:", lookup=lookup, encoder="a name")

@@ -133,7 +133,7 @@ def test_what_people_and_the_lm_wrote_is_text_and_never_markup(memory):
     assert "\u202e" not in visitor.answer.text
 
 
-def test_another_page_or_name_may_not_send_forms_here(memory):
+def test_another_page_may_not_send_forms_here(memory):
     visitor = Visitor(open_page(memory))
 
     def code(**headers):
@@ -143,6 +143,3 @@ def test_another_page_or_name_may_not_send_forms_here(memory):
     assert code(origin="http://127.0.0.1") == 200
     for other in ("http://evil.example", "null", "http://["):
         assert code(origin=other) == 403
-    assert code(host="evil.example") == 400  # a name that was made to point here
-    assert visitor.client.post("/", content=bytes(17 << 20)).status_code == 413
-    assert visitor.client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200

@@ -156,18 +156,13 @@ def test_a_look_up_that_follows_is_one_made_anew_and_all_have_one_order(name, ch
         found = following.find(question, 99)
         assert found == open_by(name, memory.log).find(question, 99)
         assert following.find(question, k) == found[:k]
-        assert in_order(found)
+        order = [(-m.score, m.user == "", -m.id) for m in found]
+        assert order == sorted(order)  # score, the user's own, newest first
         # The control: with a shared and an own entry of equal score, the other order is wrong.
         for user in ("anna", ""):
             write(memory, f"{question} {question}", "equal", user=user)
         (first,) = following.find(f"{question} {question}")
         assert (first.user, first.feedback) == ("anna", "equal")
-
-
-def in_order(matches):
-    """Whether matches have the order that is promised: score, the user's own, newest first."""
-    places = [(-m.score, m.user == "", -m.id) for m in matches]
-    return places == sorted(places)
 
 
 def test_a_relative_distance_is_that_worked_out_by_hand(memory):

@@ -146,19 +146,20 @@ SITUATIONS = [
     {"situation": "giving a lift to a stranger in the rain", "category": "care", "label": "GOOD"},
     {"situation": "peeping at a rival's cards", "category": "Cheating", "label": "bad"},
 ]
-LINE = {
-    "type": "syn",
-    "question": "what is like < a > ?",
-    "feedback": "clarification: I want a synonym.",
-    "expected_answer": "the synonym for a is b",
-}
 
 
 def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_are_about(tmp_path):
     def read(family, lines):
         return read_stream(write_jsonl(tmp_path / "s.jsonl", lines), FAMILIES[family])
 
-    (one,) = read("lexical", [{**LINE, "word": "a"}])
+    line = {
+        "type": "syn",
+        "word": "a",
+        "question": "what is like < a > ?",
+        "feedback": "clarification: I want a synonym.",
+        "expected_answer": "the synonym for a is b",
+    }
+    (one,) = read("lexical", [line])
     assert (one.kind, one.feedback) == ("syn", "I want a synonym.")
     outputs = (" The synonym for A  is b.", "the synonym for a is c", "b")
     judged = [judge_output(LEXICAL, "syn", output, one.expected) for output in outputs]

@@ -25,9 +25,6 @@ from pgra.report.results import Group, load_measures
 from pgra.retrieval.neighbors import open_neighbor_encoder
 from pgra.runs import Run, evaluate_run, run, train
 
-FEW = {"num_shots": 4, "exemplar_sets": 2}
-
-
 WRITERS = [f"{x} answers" for x in ("exhaustive", "fid", "pgra", "plain", "rag", "ralm")]
 
 
@@ -41,10 +38,6 @@ def asking(args, review_files):
     return having(args, task="webquestions")
 
 
-def few(method, **changes):
-    return {**(FEW if method == "lm-bff" else {}), **changes}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*sorted({*METHODS} - {"icl", "kate"}), *WRITERS])
 def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(
@@ -54,7 +47,8 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(
     if writes:
         args = asking(args, review_files)
     args = with_retriever(args, retriever="hybrid") if method == "fid" else args
-    mine = run_of(args, method, folder, **few(method))
+    few = {"num_shots": 4, "exemplar_sets": 2} if method == "lm-bff" else {}
+    mine = run_of(args, method, folder, **few)
     done = run(mine)
     assert not done.reused
     assert done.metrics["method"] == method

@@ -64,13 +64,9 @@ def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
     np.testing.assert_allclose(far.scores, -np.sort(every)[:, :3], rtol=1e-4, atol=1e-5)
 
 
-def exemplars_of(neighbors, count=3):
-    args = SelectionArguments(num_exemplars=count)
-    return NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
-
-
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
-    exemplars = exemplars_of(neighbors, count=5)
+    args = SelectionArguments(num_exemplars=5)
+    exemplars = NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
     exemplars.look_up(NEW)
     lm, bare = CausalLM(str(lm_dirs["gpt2"])), exemplars.prompt(())
     whole = exemplars.encoder_for(PromptedEncoder(lm, bare), NEW[0])

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from conftest import SENTENCES
-from small_reranking import TRAIN, WORDS
+from small_reranking import TEMPLATE, TRAIN, WORDS
 from tiny_models import build_odd_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoTokenizer
@@ -14,9 +14,8 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import WAYS, PromptedEncoder
-from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate
+from pgra.prompts import FewShotPrompt, PromptFormat
 
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 PREFIX = (
     "Follow the demonstrations:\n"
     "Does the following sentence have a sentiment?\nA great film.\nThe answer is positive\n\n"

@@ -1,28 +1,8 @@
-"""The Python API: light to import, every name documented and typed."""
-
-import json
-import subprocess
-import sys
+"""The Python API: every name documented and at home. That it is light: `tests/unit/test_cli.py`."""
 
 import pytest
 
 import pgra
-
-
-def modules_after(code):
-    """Run code in a fresh interpreter and return what it imported."""
-    told = f"{code}\nimport sys, json; print(json.dumps([*sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout))
-
-
-@pytest.mark.slow
-def test_a_name_imports_its_own_module_only():
-    heavy = {"torch", "transformers", "datasets", "faiss"}
-    assert not modules_after("import pgra") & {*heavy, "numpy", "pgra.core"}
-    loaded = modules_after("from pgra import Candidates")
-    assert "pgra.core" in loaded
-    assert not loaded & heavy
 
 
 @pytest.mark.parametrize("name", pgra.__all__)

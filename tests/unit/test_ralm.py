@@ -1,16 +1,13 @@
-"""The decoder-only reader: what it reads, what it scores, what training it changes."""
+"""The decoder-only reader: what it reads. That words are scored as stock: `test_generate`."""
 
-import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.core import Example
 from pgra.errors import DataError
 from pgra.lm.generate import LocalLM
 from pgra.methods.kate import count_word_tokens
 from pgra.methods.ralm import write_prompts
-from pgra.prompts import PromptTemplate, answer_words
+from pgra.prompts import PromptTemplate
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
 TEMPLATE = PromptTemplate("{text}\nThe answer is", "")
@@ -29,22 +26,6 @@ def prompts_of(lm_dir, queries, evidence, max_tokens=200):
     names = [query.id for query in queries]
     room = {"max_tokens": max_tokens, "num_new_tokens": count_word_tokens(lm, WORDS)}
     return write_prompts(lm, names, asked, evidence, **room), lm
-
-
-def stock_scores(lm_dir, texts):
-    """Score each word by a call of its own of a stock model, without padding."""
-    model = AutoModelForCausalLM.from_pretrained(lm_dir, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(lm_dir)
-    scores = []
-    for text in texts:
-        start = len(tokenizer(text).input_ids)
-        for word in WORDS.values():
-            ids = torch.tensor([tokenizer(f"{text} {word}").input_ids])
-            with torch.inference_mode():
-                logs = model(input_ids=ids).logits[0].log_softmax(-1)
-            chosen = logs[start - 1 : -1].gather(1, ids[0, start:, None])
-            scores.append(float(chosen.sum()))
-    return np.array(scores, np.float32).reshape(len(texts), -1)
 
 
 def test_evidence_stands_before_the_query_the_best_next_to_it(lm_dirs):
@@ -70,10 +51,3 @@ def test_the_worst_evidence_is_cut_first_and_the_query_never(lm_dirs):
     assert len(seen) > 2
     with pytest.raises(DataError, match="query a has .* tokens without any word of evidence"):
         prompts_of(lm_dirs["gpt2"], [query], [[best]], bare)
-
-
-def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
-    prompts, lm = prompts_of(lm_dir, QUERIES, EVIDENCE)
-    expected = stock_scores(lm_dir, prompts)
-    scores = np.array(lm.score(prompts, answer_words(WORDS))).reshape(expected.shape)
-    np.testing.assert_allclose(scores, expected, atol=1e-4)

@@ -45,17 +45,17 @@ def test_bfloat16_is_the_default_on_a_gpu_that_has_it_and_never_emulated(monkeyp
             assert uses_bf16(arguments, gpu) == (has_bf16 and asked is not False)
 
 
-SHARES = [
-    # processes, what is given; examples at once on a device, batches accumulated
-    (1, {}, (8, 1)),
-    (2, {}, (4, 1)),
-    (2, {"total_train_batch_size": 16}, (8, 1)),
-    (2, {"total_train_batch_size": 16, "per_device_train_batch_size": 2}, (2, 4)),
-    (2, {"per_device_train_batch_size": 8}, (8, 1)),  # 16 a step
-]
-
-
-@pytest.mark.parametrize(("processes", "given", "shares"), SHARES)
+@pytest.mark.parametrize(
+    ("processes", "given", "shares"),
+    [
+        # processes, what is given; examples at once on a device, batches accumulated
+        (1, {}, (8, 1)),
+        (2, {}, (4, 1)),
+        (2, {"total_train_batch_size": 16}, (8, 1)),
+        (2, {"total_train_batch_size": 16, "per_device_train_batch_size": 2}, (2, 4)),
+        (2, {"per_device_train_batch_size": 8}, (8, 1)),  # 16 a step
+    ],
+)
 def test_a_step_has_the_same_examples_however_many_processes(processes, given, shares):
     made = TrainingArguments(**given)
     made.share_batch(processes)

@@ -5,7 +5,6 @@ from pgra.report.compare import AVERAGE, load_reference, load_references
 from pgra.report.results import load_run
 
 TASKS = ["sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj"]
-ROBERTA = "FacebookAI/roberta-large"
 # Which printed averages are not those of the printed cells, by more than rounding: the notes say.
 ODD = {("T2a", "k-NN"), ("T10", "OPT 1.3b")}
 
@@ -54,7 +53,13 @@ def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
     [
         ("T2a", "k-NN", "knn", {"neighbor_encoder": "reader"}, {"neighbor_encoder": "encoder"}),
         ("T2a", "RAG", "rag", {"normalize": False}, {"normalize": True}),
-        ("kate_t3", "kNN (roberta)", "vote-knn", {"encoder": ROBERTA}, {"encoder": "a/b"}),
+        (
+            "kate_t3",
+            "kNN (roberta)",
+            "vote-knn",
+            {"encoder": "FacebookAI/roberta-large"},
+            {"encoder": "a/b"},
+        ),
     ],
 )
 def test_a_row_that_is_made_otherwise_has_no_number_of_the_papers_beside_it(

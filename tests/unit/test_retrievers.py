@@ -37,8 +37,10 @@ class CommonWords(Retriever):
         return Candidates.best(np.where(scores > 0, np.arange(len(words)), -1), scores, k)
 
 
-OWN = f"{__name__}:CommonWords"
-ALL = [*sorted({*RETRIEVERS} - {"exhaustive"}), OWN]  # that one searches an LM's states
+ALL = [
+    *sorted({*RETRIEVERS} - {"exhaustive"}),  # that one searches an LM's states
+    f"{__name__}:CommonWords",
+]
 
 
 @pytest.fixture
@@ -78,8 +80,8 @@ def test_every_retriever_keeps_the_contract(name, world):
     assert {index.num_reused for index in again.built} <= {12}  # built once
     if name != "random":
         assert retriever.retrieve(SENTENCES, 1).rows[:, 0].tolist() == list(range(12))
-    message = r"num_candidates \(13\) exceeds the corpus \(12\): lower it"
-    with pytest.raises(ConfigError, match=message):  # before anything is looked for or built
+    # Before anything is looked for or built.
+    with pytest.raises(ConfigError, match=r"num_candidates \(13\) exceeds the corpus \(12\)"):
         world.open(name, num_candidates=13, index_dir="nowhere")
 
 

@@ -29,10 +29,8 @@ class Lengths:
     """Orders documents by their length; a name of an error raises it."""
 
     def rank(self, query, documents, k=None):
-        if query == "fail":
-            raise RuntimeError("the weights\nare gone")
         if query == "break":
-            raise ValueError("no padding token is defined")  # as a library's
+            raise ValueError("no padding\ntoken")  # as a library's
         if query == "texts":
             as_texts("documents", [1])  # refused by our own code
         if query == "refuse":
@@ -70,13 +68,11 @@ BAD = {
     b"{": (400, "truncated"),
     b'{"query": "a"}': (422, "`documents`"),
     b'{"query": "a", "documents": []}': (422, "length >= 1"),
-    b'{"query": 1, "documents": ["a"]}': (422, "`$.query`"),
     b'{"query": "a", "documents": ["a"], "top_n": 0}': (422, ">= 1"),
     b'{"query": "a", "documents": [%s"a"]}' % (b'"a", ' * 2048): (422, "length <= 2048"),
     b'{"query": "%s"}' % (b"a" * (16 << 20)): (413, "bytes"),
     b'{"query": "refuse", "documents": ["a"]}': (500, "no room: use a smaller model"),
-    b'{"query": "fail", "documents": ["a"]}': (500, "RuntimeError: the weights are gone"),
-    b'{"query": "break", "documents": ["a"]}': (500, "ValueError: no padding token is defined"),
+    b'{"query": "break", "documents": ["a"]}': (500, "ValueError: no padding token"),
     b'{"query": "texts", "documents": ["a"]}': (422, "documents[0] is 1"),
     b'{"query": "a", "documents": ["a"], "x": %s' % (b"[" * 100_000): (400, "recursion"),
 }
@@ -133,7 +129,6 @@ def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch,
         assert client.get("/openapi.json", headers=headers).status_code == code, given
     monkeypatch.delenv("PGRA_TOKEN", raising=False)
     assert main(["serve", "--host", "0.0.0.0", "--lm", "x"]) == 2
-    assert main(["serve"]) == 2
     monkeypatch.setenv("PGRA_TOKEN", "sésame")
     assert main(["serve", "--lm", "x"]) == 2
     monkeypatch.delenv("PGRA_TOKEN")
@@ -144,9 +139,8 @@ def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch,
     assert not any(tmp_path.iterdir())  # nothing was opened before
     errors = capsys.readouterr().err.split("\n\n")
     assert "set PGRA_TOKEN" in errors[0]
-    assert "nothing to serve" in errors[1]
-    assert "beyond ASCII" in errors[2]
-    assert "give another --port" in errors[3]
+    assert "beyond ASCII" in errors[1]
+    assert "give another --port" in errors[2]
 
 
 @contextlib.contextmanager

@@ -81,9 +81,6 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     assert all(line.stage1_score == line.score for line in lines)
 
 
-# The folder of a run.
-
-
 # Models that change.
 
 

@@ -165,7 +165,6 @@ def test_a_run_takes_what_is_best_once_and_says_why(args, words_read, tmp_path, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "fid"}, "evidence of --method pgra and ralm, not of --method fid"),
         ({"exemplars": "knn"}, "one prompt: use --exemplars balanced"),
         ({"train": 40}, "64 training examples or more, not 32: give more"),
     ],
@@ -173,8 +172,6 @@ def test_a_run_takes_what_is_best_once_and_says_why(args, words_read, tmp_path, 
 def test_what_cannot_be_asked_is_refused(args, change, message, tmp_path):
     if "train" in change:
         write_jsonl(tmp_path / "train.jsonl", review_rows(40))
-    elif "method" in change:
-        args = args.having(runtime=replace(args.runtime, **change))
     else:
         args = with_rerank(args, similarity="cosine", **change)
     with pytest.raises(ConfigError, match=message):
