@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import yaml
 
@@ -18,7 +18,6 @@ from pgra.config import (
     choose,
     find_class,
     find_yaml,
-    from_values,
     from_yaml,
     list_yamls,
     read_yaml,
@@ -131,11 +130,6 @@ class _Sourced:
         """
         path = find_yaml("task", cls.folder, str(name_or_path))
         return from_yaml(cls, path, name=path.stem)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, name: str = "my-task") -> Self:
-        """Make a task from a YAML's keys and values, which may hold the name."""
-        return from_values(cls, {"name": name, **values})
 
     def to_yaml(self) -> str:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""

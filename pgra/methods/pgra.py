@@ -243,16 +243,16 @@ class Pgra(Method):
                 shares,
                 score_texts,
             )
-        counts = np.bincount(np.concatenate(seen).argmax(axis=1), minlength=len(shares))
+        decided = np.concatenate(seen).argmax(axis=1)
+        counts = np.bincount(decided)
         most = int(counts.argmax())
-        leans = counts[most] >= _LEANS * counts.sum() and shares[most] < _USUAL
-        if leans and counts.sum() >= _LEAST_SEEN:
+        if counts[most] >= max(_LEAST_SEEN, _LEANS * len(decided)) and shares[most] < _USUAL:
             logger.warning(
                 "reader: answers '%s' to %d of %d texts of dev and train before its label bias is "
                 "taken out: more --max_steps may help",
                 self.data.labels[most],
                 counts[most],
-                counts.sum(),
+                len(decided),
             )
         return scores
 

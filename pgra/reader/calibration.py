@@ -27,7 +27,6 @@ from pgra.errors import ConfigError, ModelError
 Places = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
-LABEL_BIAS = ("auto", "batch", "dev", "none")
 LEAST_A_LABEL = 16  # dev examples of each label that a bias is fitted to
 LEAST_TEXTS = 50  # whose mean prediction says something
 MOST_TEXTS = 512  # training texts that are scored for it
@@ -88,8 +87,8 @@ def fit_calibration(
     """Fit bias and temperature.
 
     Args:
-        label_bias: Of `LABEL_BIAS`. "auto" is "dev" where each label has enough dev examples, else
-            "batch"; "none" fits the same, and decides without it.
+        label_bias: "dev"; "batch"; "auto", which is "dev" where each label has enough dev
+            examples, else "batch"; or "none", which fits the same, and decides without it.
         dev: Scores of the dev examples, (B, C).
         truth: Their labels' columns.
         shares: The labels' shares among the training examples, (C,).
