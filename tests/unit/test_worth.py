@@ -46,6 +46,7 @@ def args(args, tmp_path):
     rows = review_rows(88)
     (tmp_path / "corpus.txt").write_text("\n".join([*passages, rows[0]["text"]]) + "\n")
     write_jsonl(tmp_path / "train.jsonl", rows)
+    args = args.having(data=replace(args.data, allow_test_in_train=True))
     return run_of(with_retriever(args, retriever="bm25"), "pgra", tmp_path / "run")
 
 
