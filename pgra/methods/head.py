@@ -34,6 +34,8 @@ from pgra.rerank.reranker import Reranker
 
 logger = logging.getLogger(__name__)
 
+_UNDIVIDED = ("train", "test")
+
 
 class Classifier:
     """Decides labels by a head on a frozen LM's states.
@@ -187,7 +189,8 @@ class HeadMethod(Method):
             train=[example for example in data.train if example.id not in shown],
             set_aside=[example for example in data.train if example.id in shown],
         )
-        self.fingerprints |= self.data.fingerprints()
+        # Without a dev set it learned from all rows, as others' pools: there is no division.
+        self.fingerprints |= self.data.fingerprints(SPLITS if self.data.dev else _UNDIVIDED)
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
         self.classifier = Classifier.of(encoder, self.data.labels)
         made_of, name = encoder.fingerprint, f"{bank_name(encoder.lm.source.name)}-queries"

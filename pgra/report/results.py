@@ -573,14 +573,11 @@ def _must_agree(
     # It learns from the task's train and dev set, not from a few shots of both.
     is_divided = "dev" in marks and not run.fingerprint("demonstrations")
     if is_divided and not varies_data:
-        # A method that no dev set serves learns from all rows, where others leave some out.
-        sizes = run.metrics.get("sizes", {})
-        has_dev = sizes.get("dev") != 0
-        alike["division", has_dev] = {**_only(run.values, *_RULES), **_only(marks, "dev")}
+        alike["division",] = {**_only(run.values, *_RULES), **_only(marks, "dev")}
         # The examples of an LM's prompt, its own or a control's, may be left out of training.
-        is_whole = not sizes.get("set_aside")
+        is_whole = not run.metrics.get("sizes", {}).get("set_aside")
         prompt = tuple(_only(run.values, *_EXEMPLARS).items())
-        alike["division", has_dev, is_whole, prompt] = _only(marks, "train")
+        alike["division", is_whole, prompt] = _only(marks, "train")
     return alike
 
 
