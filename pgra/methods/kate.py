@@ -216,6 +216,8 @@ class Kate(Method):
             label_shares(self.data),
             lambda: scores,
         )
+        if self.calibration.bias_from == "dev":
+            self.calibration = replace(self.calibration, bias_from="pool")
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         prompts = self._render(examples)
