@@ -156,15 +156,19 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     return grid
 
 
-def _read_layers(path: Path) -> dict[str, Any]:
+def _read_layers(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a YAML merged into the one it extends: a path from its folder, or one of ours."""
+    path = path.resolve()
+    if path in above:
+        raise ConfigError(f"{path} extends itself: name another")
     values = config.read_yaml(path)
     below = values.get("extends")
     if below is None:
         return values
     beside = path.parent / f"{below}.yaml"
     ours = config.config_root() / "ablations" / beside.name
-    return _merge(_read_layers(beside if beside.is_file() else ours), values)
+    lower = beside if beside.is_file() else ours
+    return _merge(_read_layers(lower, [*above, path]), values)
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
