@@ -27,8 +27,7 @@ from pgra.data.tasks import GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
-from pgra.reader.calibration import Calibration
-from pgra.reader.predict import decide
+from pgra.reader.calibration import Calibration, decide
 from pgra.report.metrics import measure, measure_written
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import RERANKERS, find_reranker

@@ -26,8 +26,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
-from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, fit_temperature
-from pgra.reader.predict import decide
+from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_temperature
 from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.head import Floats, affine, check_labels, fit_head
 from pgra.rerank.reranker import Reranker

@@ -37,10 +37,10 @@ from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import default_learning_rate
-from pgra.reader.calibration import MOST_TEXTS, Calibration, fit_calibration
+from pgra.reader.calibration import MOST_TEXTS, Calibration, decide, fit_calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
-from pgra.reader.predict import T5Classifier, decide, written
+from pgra.reader.predict import T5Classifier, written
 from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record, write_record
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Scores, log_softmax
+from pgra.core import Prediction, Scores, log_softmax
 from pgra.errors import ConfigError, ModelError
 
 Places = npt.NDArray[np.intp]
@@ -213,3 +213,22 @@ def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
             return Calibration(LARGEST if best > border - 0.01 else math.exp(best), count)
         why = f"no other is better on the {count} dev examples"
     return Calibration(note=f"probabilities are not calibrated, temperature is 1: {why}")
+
+
+def decide(example_ids: Sequence[str], scores: Scores, labels: Sequence[str]) -> list[Prediction]:
+    """Take each example's best label, ties by the task's order; scores are (B, C) float32.
+
+    A NaN is a ModelError. Probabilities are the softmax of scores.
+    """
+    if np.isnan(scores).any():
+        name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
+        raise ModelError(f"the reader's scores of example '{name}' are NaN: its weights are broken")
+    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64)
+    chances = np.exp(logits)
+    chances /= chances.sum(axis=1, keepdims=True)
+    return [
+        Prediction(name, labels[best], dict(zip(labels, row, strict=True)))
+        for name, best, row in zip(
+            example_ids, scores.argmax(axis=1), chances.tolist(), strict=True
+        )
+    ]

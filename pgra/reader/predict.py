@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from pgra.core import ALONE, Context, Prediction, Scores, gather
-from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.progress import Bar
 from pgra.prompts import SLOT, SLOT_END, Verbalizer
-from pgra.reader.calibration import Calibration
+from pgra.reader.calibration import Calibration, decide
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
 from pgra.reader.train import Trainable
@@ -147,22 +146,3 @@ class T5Classifier(Trainable):
 def written(example_ids: Sequence[str], texts: Sequence[str]) -> list[Prediction]:
     """Return written texts as predictions, which have no probabilities."""
     return [Prediction(name, text, {}) for name, text in zip(example_ids, texts, strict=True)]
-
-
-def decide(example_ids: Sequence[str], scores: Scores, labels: Sequence[str]) -> list[Prediction]:
-    """Take each example's best label, ties by the task's order; scores are (B, C) float32.
-
-    A NaN is a ModelError. Probabilities are the softmax of scores.
-    """
-    if np.isnan(scores).any():
-        name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
-        raise ModelError(f"the reader's scores of example '{name}' are NaN: its weights are broken")
-    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64)
-    chances = np.exp(logits)
-    chances /= chances.sum(axis=1, keepdims=True)
-    return [
-        Prediction(name, labels[best], dict(zip(labels, row, strict=True)))
-        for name, best, row in zip(
-            example_ids, scores.argmax(axis=1), chances.tolist(), strict=True
-        )
-    ]
