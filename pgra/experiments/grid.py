@@ -158,8 +158,7 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
 
 def _read_layers(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a YAML merged into the one it extends: a path from its folder, or one of ours."""
-    path = path.resolve()
-    if path in above:
+    if path.resolve() in above:
         raise ConfigError(f"{path} extends itself: name another")
     values = config.read_yaml(path)
     below = values.get("extends")
@@ -168,7 +167,7 @@ def _read_layers(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     beside = path.parent / f"{below}.yaml"
     ours = config.config_root() / "ablations" / beside.name
     lower = beside if beside.is_file() else ours
-    return _merge(_read_layers(lower, [*above, path]), values)
+    return _merge(_read_layers(lower, [*above, path.resolve()]), values)
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
