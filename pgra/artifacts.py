@@ -291,7 +291,8 @@ def find_damage(
     """
     is_compared = sum(int(record["bytes"]) for record in files.values()) <= most_bytes
     for name, record in files.items():
-        path, size = folder / name, record["bytes"]
+        path = folder / name
+        size = record["bytes"]
         if not path.is_file():
             yield name, "is missing"
         elif path.stat().st_size != size:

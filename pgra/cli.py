@@ -26,7 +26,9 @@ Main = Callable[[Sequence[str] | None], int]
 
 _NUM_KERNELS = "128"  # an LM's forward has a handful of shapes, the same in all layers
 _MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+# as malloc.h numbers them
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 
 
 # By command: its module in `pgra.commands`, and its function if that is not `main`, imported when

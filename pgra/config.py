@@ -217,7 +217,8 @@ class Arguments:
         """Check types, rules, `needs` and contradictions; a `Path` becomes text."""
         kinds = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):
-            rule, value = f.metadata.get("rule", Rule()), getattr(self, f.name)
+            rule = f.metadata.get("rule", Rule())
+            value = getattr(self, f.name)
             value = str(value) if isinstance(value, Path) else value
             value = typed_value(f.name, value, kinds[f.name], is_exact=True)
             setattr(self, f.name, value)
@@ -488,7 +489,8 @@ def _add_flags(
 ) -> None:
     """Add the dataclasses' flags to the help's groups; `values` replace their defaults."""
     for cls in classes:
-        kinds, declared = _field_kinds([cls]), rules(cls)
+        kinds = _field_kinds([cls])
+        declared = rules(cls)
         for f in dataclasses.fields(cls):
             if not f.init or f.name in unused:
                 continue
@@ -501,7 +503,8 @@ def _add_flags(
             parts = {kinds[f.name], *typing.get_args(kinds[f.name])}
             text = rule.help if is_whole or is_common else ""
             if bool in parts:
-                is_on, off = value is True, rule.off or f"Turn this off: {rule.help}"
+                is_on = value is True
+                off = rule.off or f"Turn this off: {rule.help}"
                 how = {"action": "store_true"} if is_help else {"nargs": "?", "const": True}
                 parser.add_flag(title, f"--{f.name}", "" if is_on else text, **how)
                 off = off if text and is_on else ""  # shown is what changes something

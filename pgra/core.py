@@ -79,13 +79,15 @@ class Candidates:
         Raises:
             ValueError: If the score of a row is NaN.
         """
-        rows, scores = np.asarray(rows, dtype=np.int64), np.asarray(scores, dtype=np.float32)
+        rows = np.asarray(rows, dtype=np.int64)
+        scores = np.asarray(scores, dtype=np.float32)
         scores = np.where(rows == MISSING_ROW, np.float32(-np.inf), scores)
         if np.isnan(scores).any():
             raise ValueError("a score is NaN")
         last = np.iinfo(np.int64).max
         order = np.lexsort((np.where(rows == MISSING_ROW, last, rows), -scores), axis=-1)[:, :k]
-        rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+        rows = np.take_along_axis(rows, order, 1)
+        scores = np.take_along_axis(scores, order, 1)
         found = cls.missing(len(rows), k)
         found.rows[:, : rows.shape[1]], found.scores[:, : rows.shape[1]] = rows, scores
         return found

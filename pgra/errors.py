@@ -19,7 +19,9 @@ _LONGEST_NAME = 80
 _LONGEST_PART = 160
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = _LONGEST_NAME
-_values.maxlevel, _values.maxlist, _values.maxdict = 3, 4, 4
+_values.maxlevel = 3
+_values.maxlist = 4
+_values.maxdict = 4
 
 
 _EXTRAS = {  # what brings a package that is imported when it is needed; all others: lm
@@ -114,11 +116,14 @@ def device_fault(error: Exception) -> str | None:
     kinds = {kind.__name__ for kind in type(error).__mro__}  # torch may not be loaded here
     smaller = "use smaller batches, or a smaller model"
     if "OutOfMemoryError" in kinds:
-        what, way = "the GPU's memory is full", smaller
+        what = "the GPU's memory is full"
+        way = smaller
     elif "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(said)):
-        what, way = "this machine's memory is full", smaller
+        what = "this machine's memory is full"
+        way = smaller
     elif "AcceleratorError" in kinds or (type(error) is RuntimeError and _OF_A_GPU.search(said)):
-        what, way = "the GPU failed", "look at nvidia-smi, or use --device cpu"
+        what = "the GPU failed"
+        way = "look at nvidia-smi, or use --device cpu"
     else:
         return None
     return f"{what} ({said}): {way}; what was finished is kept, and the same command continues"

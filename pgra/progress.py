@@ -53,7 +53,8 @@ def quiet_transformers() -> Iterator[None]:
     """Hide transformers' bars and warnings in the block; see `hide_transformers`."""
     from transformers.utils import logging as library
 
-    level, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    level = library.get_verbosity()
+    had_bars = library.is_progress_bar_enabled()
     hide_transformers()
     try:
         yield

@@ -111,9 +111,11 @@ class FewShotPrompt:
 
         The LM's turn begins with the template's answer.
         """
-        texts, replies = [self.template.separator.join([self.prefix, _QUERY])], list[str]()
+        texts = [self.template.separator.join([self.prefix, _QUERY])]
+        replies = list[str]()
         if (how == "turns" and self.turns) or not self.prefix:
-            texts, replies = [text for text, _ in self.turns], [reply for _, reply in self.turns]
+            texts = [text for text, _ in self.turns]
+            replies = [reply for _, reply in self.turns]
             texts.append(_QUERY)
             texts[0] = (self.template.instruction if replies else "") + texts[0]
         messages = list[dict[str, str]]()
@@ -282,7 +284,8 @@ def fit_prompts(
     most = np.array(wanted, dtype=np.int64)
     lengths = count(np.arange(len(most)), most)
     over = lengths > room
-    low, high = np.where(over, 0, most), np.where(over, most - 1, most)
+    low = np.where(over, 0, most)
+    high = np.where(over, most - 1, most)
     if over.any():
         (bare,) = np.nonzero(over)
         lengths[bare] = count(bare, np.zeros_like(bare))

@@ -133,7 +133,9 @@ def write_card(run: Path) -> None:
     identity = read_object(run / IDENTITY_FILE)
     metrics = read_metrics(run)
     arguments = without_folders(read_object(run / ARGUMENTS_FILE))
-    method, task, metric = identity["method"], metrics["task"], metrics["metric"]
+    method = identity["method"]
+    task = metrics["task"]
+    metric = metrics["metric"]
     repo, at, _ = str(identity["reader_weights"]).partition("@")
     kind = "text-classification" if identity["labels"] else "question-answering"
     result = EvalResult(
@@ -178,7 +180,8 @@ def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
         ConfigError: If there is no token, or the hub refuses it, the id or the upload.
     """
     write_card(run)
-    reader, copy = run / READER_FOLDER, TemporaryFolder()
+    reader = run / READER_FOLDER
+    copy = TemporaryFolder()
     for path in reader.glob("[!.]*"):
         if path.name != RECORD_FILE:
             (copy.path / path.name).symlink_to(path.resolve())

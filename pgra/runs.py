@@ -159,7 +159,8 @@ class Run:
             ArtifactError: If there is no finished run, or it is damaged.
             ModelError: If the device is not there.
         """
-        context, changes = Context(device=device), {"device": device}
+        context = Context(device=device)
+        changes = {"device": device}
         home = fetch_folder("run", folder)
         if is_on_hub(folder):
             artifacts_dir = artifacts_dir or user_cache()
@@ -440,7 +441,9 @@ def run_all(
 
 def _make(method: Method, *, may_lack_reader: bool) -> Run:
     """Make a run, or return what is there; see `run_all`."""
-    args, context, folder = method.args, method.context, method.args.folder
+    args = method.args
+    context = method.context
+    folder = method.args.folder
     named = identity(method)
     check_same_run(folder, named, args.as_json())
     is_done = is_finished(folder, trains=args.trains)
@@ -546,8 +549,10 @@ def _nothing_learnt(
     method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
 ) -> list[str]:
     """Return notes where all answers are one or wrong, or one label alone would do as well."""
-    data, metric = method.data, method.data.metric
-    said, n = {each.label for each in decided.predictions}, len(decided.predictions)
+    data = method.data
+    metric = method.data.metric
+    said = {each.label for each in decided.predictions}
+    n = len(decided.predictions)
     is_one = len(said) == 1 < n and UNDECIDED not in said  # of which its method has a note
     notes = [f"all {n} predictions are '{min(said):.60}'"] if is_one else []
     pairs = zip(decided.predictions, data.examples(split), strict=True)
@@ -559,7 +564,8 @@ def _nothing_learnt(
     if decided.values is not None or len(data.labels) < 2:
         return notes
     truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
-    predicted, names = [p.label for p in decided.predictions], [*data.labels, UNDECIDED]
+    predicted = [p.label for p in decided.predictions]
+    names = [*data.labels, UNDECIDED]
     measured = {split: measure(metric, truth[split], predicted, names)[metric]}
     is_telling = len(truth["dev"]) >= _FEWEST and training.get("metric") == metric
     if is_telling and training.get("value") is not None:

@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*(argv or [])]
     if wants_help(words):
         _parse(words)
-    context, args = join_run(words), _parse(words)
+    context = join_run(words)
+    args = _parse(words)
     from pgra.commands.report import write_page
     from pgra.report.compare import compare_runs
     from pgra.report.results import Group
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Does a T5 decide reviews better with what the LM picks?": [forecast, decided],
         "And claims, which the corpus makes true or false?": [claims_forecast, claims_decided],
     }
-    page, title = args.folder / "report.html", "Prompt-guided retrieval: the demo"
+    page = args.folder / "report.html"
+    title = "Prompt-guided retrieval: the demo"
     studies = []
     for what, runs in (("questions", asked), ("claims", claims), ("reviews", reviews)):
         rows: dict[str, dict[str, Json]] = {run.name: {} for run in runs}
@@ -119,7 +121,8 @@ def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Tri
     args = _parse([*words, *QUESTIONS.split(), "--train_file", file, "--test_file", file])
     args = args.having(corpus=replace(args.corpus, max_passages=None))
     plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
-    runs, right = [], []
+    runs = []
+    right = []
     for name, how in (("BM25", plain), ("BM25, then the LM", args)):
         stages = Stages.read(how, context)
         stages.find(("test",))

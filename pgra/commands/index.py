@@ -186,7 +186,8 @@ def search(words: Sequence[str]) -> int:
     if not queries:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
     context = Context(artifacts=Path(runtime.artifacts_dir), device=runtime.device)
-    given, usual = given_names(words), RetrieverArguments().num_candidates
+    given = given_names(words)
+    usual = RetrieverArguments().num_candidates
     if "num_candidates" not in given and args.num_candidates == usual:
         args = replace(args, num_candidates=NUM_CANDIDATES if own.is_run else _SHOWN)
     find_retriever(args.retriever)  # before a corpus is fetched

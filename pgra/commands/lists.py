@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines.append(f"  {task.name:<24} {', '.join(task.labels)} ({task.metric}; {own})")
     lines.append("tasks whose answers are written, for pgra icl:")
     for written in map(GenerationTask.load, GenerationTask.names()):
-        inputs, metrics = ", ".join(written.inputs), ", ".join(written.metrics)
+        inputs = ", ".join(written.inputs)
+        metrics = ", ".join(written.metrics)
         lines.append(f"  {written.name:<24} {inputs} ({metrics})")
     inside = [*BUNDLED_DATA.values(), *BUNDLED_MODELS.values()]
     lines += [
@@ -131,7 +132,8 @@ def task(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: TaskArguments) -> None:
     logging.getLogger("pgra.data").setLevel(logging.WARNING)
-    task, shown = load_any_task(str(args.task)), list[str]()
+    task = load_any_task(str(args.task))
+    shown = list[str]()
     say(f"{args.task}: valid")
     files = (args.train_file, args.validation_file, args.test_file)
     named = args.dataset_name

@@ -101,12 +101,14 @@ def time_batches(stages: "Stages", examples: "Sequence[Example]", rows: "Rows") 
     bare = Stages.read(stages.args.having(rerank=plain), stages.context)
     parts = [rows[:, i : i + _ROWS] for i in range(0, rows.shape[1], _ROWS)]
     batches = [(examples[i : i + 1], part[i : i + 1]) for i in range(len(rows)) for part in parts]
-    rate, num_timed = None, 0
+    rate = None
+    num_timed = 0
     for batch in batches:
         work = bare.reranker.prepare(*batch)
         if not work.num_new:
             continue
-        rate, num_timed = work.num_new / work.seconds, num_timed + 1
+        rate = work.num_new / work.seconds
+        num_timed = num_timed + 1
         if num_timed == _TIMED:
             break
     bare.release()

@@ -82,7 +82,8 @@ def main(words: Sequence[str]) -> int:
         search, _, best = _search(args, asked, context)
         if not context.is_main:
             return 0
-        tag, depth = f"pgra-{args.rerank.reranker}", best.rows.shape[1]
+        tag = f"pgra-{args.rerank.reranker}"
+        depth = best.rows.shape[1]
         message = finish_run(own, list(queries), best, search.corpus, tag=tag, k=depth)
     elif asked:
         message = visible(_show_texts(args, asked, show.num_shown, context))

@@ -198,7 +198,8 @@ def show(answer: "Answer", num_shown: int) -> str:
     scores = ", ".join(f"{name} {score:.3f}" for name, score in best)
     lines = [f"query: {answer.text}", f"label: {answer.label}"]
     lines[1] += f"  (probabilities: {scores})" if scores else ""
-    exemplars, evidence = answer.exemplars[:num_shown], answer.evidence[:num_shown]
+    exemplars = answer.exemplars[:num_shown]
+    evidence = answer.evidence[:num_shown]
     if exemplars:
         number = len(answer.exemplars)
         lines.append(f"exemplars, {len(exemplars)} of {number}, in the prompt's order:")

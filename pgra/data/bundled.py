@@ -264,7 +264,8 @@ def _write_gguf(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source, file = str(paths[0].parent), paths[0].name
+    source = str(paths[0].parent)
+    file = paths[0].name
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
         tokenizer.padding_side = "right"

@@ -23,7 +23,8 @@ from pgra.errors import ArtifactError, DataError
 
 KINDS = ("year", "number", "entity")
 CORPUS_FILE = "corpus.txt"
-TRUE, FALSE = "true", "false"
+TRUE = "true"
+FALSE = "false"
 _STAGE = "claims"
 _WORDS = range(10, 25)  # of a source
 _YEARS_OFF = range(3, 18)
@@ -107,8 +108,10 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
         runs = [run for run in runs if run[0]]
     if len(runs) != 1:
         return None
-    start, stop = runs[0][0], runs[0][-1] + 1
-    before, after = _parts(words[start])[0], _parts(words[stop - 1])[2]
+    start = runs[0][0]
+    stop = runs[0][-1] + 1
+    before = _parts(words[start])[0]
+    after = _parts(words[stop - 1])[2]
     text = " ".join(words[start:stop]).removeprefix(before).removesuffix(after)
     if not _WHOLE[kind].fullmatch(text) or _count(text, words) > 1:  # the first word may say it too
         return None
@@ -185,7 +188,8 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
 def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:
     found = ((row, find_fact(text.split(), args.kind)) for row, text in enumerate(corpus))
     facts = {row: fact for row, fact in found if fact}
-    claims, gone = _draw_claims(corpus, args, facts), _Copies()
+    claims = _draw_claims(corpus, args, facts)
+    gone = _Copies()
     counts = {"found": len(facts), "sources_out": 0, "passages": 0}
     for split, size in args.sizes.items():
         own = list(islice(claims, size))
@@ -226,9 +230,13 @@ def _draw_claims(
             [TRUE] * (size - size // 2) + [FALSE] * (size // 2), size
         )
     ]
-    draw, copies, texts, rows = Random(args.seed), _Copies(), set[str](), [*facts]
+    draw = Random(args.seed)
+    copies = _Copies()
+    texts = set[str]()
+    rows = [*facts]
     for index in draw.sample(range(len(rows)), len(rows)):
-        sentence, fact = corpus[rows[index]], facts[rows[index]]
+        sentence = corpus[rows[index]]
+        fact = facts[rows[index]]
         words = sentence.split()
         others = {  # drawn by how often the corpus has them
             other: count

@@ -215,7 +215,9 @@ class Corpus:
             ArtifactError: If it is unfinished or damaged.
         """
         counts = store.read_manifest(folder, stage=_STAGE).counts
-        self.folder, self.made_by, self._keeper = folder, made_by, keeper
+        self.folder = folder
+        self.made_by = made_by
+        self._keeper = keeper
         self.counts: Mapping[str, int] = {name: counts[name] for name in COUNTS}
         self.fingerprint: Mapping[str, Json] = {
             "corpus_sha256": counts["sha256"],
@@ -244,7 +246,8 @@ class Corpus:
         outside = wanted[(wanted < 0) | (wanted >= len(self))]
         if len(outside):
             raise IndexError(f"row {outside[0]} of a corpus of {len(self)} passages")
-        starts, ends = self._ends[wanted].tolist(), (self._ends[wanted + 1] - 1).tolist()
+        starts = self._ends[wanted].tolist()
+        ends = (self._ends[wanted + 1] - 1).tolist()
         with reading(self.folder / _FILE, DamageError):
             return [self._text[i:j].decode() for i, j in zip(starts, ends, strict=True)]
 
@@ -352,7 +355,8 @@ def _write_corpus(
     keys = (xxhash.xxh3_64_intdigest(text.encode()) for _, text in _passages(args, sources))
     hashes = np.fromiter(Bar(keys, desc="read", unit=" passages"), np.uint64)
     rows = np.flatnonzero(hashes != xxhash.xxh3_64_intdigest(b""))
-    num_blank, most = len(hashes) - len(rows), args.max_passages
+    num_blank = len(hashes) - len(rows)
+    most = args.max_passages
     if args.passage_seed is not None and most is not None:
         draw = np.random.default_rng(args.passage_seed)
         rows = rows[np.sort(draw.choice(len(rows), min(most, len(rows)), replace=False))]
@@ -365,7 +369,8 @@ def _write_corpus(
 
     places = np.full(len(hashes), MISSING_ROW)
     places[rows] = np.arange(len(rows))
-    ends, sha256 = np.zeros(len(rows) + 1, np.int64), hashlib.sha256()
+    ends = np.zeros(len(rows) + 1, np.int64)
+    sha256 = hashlib.sha256()
     with (folder / _FILE).open("wb") as file, (folder / _NAMES).open("wb") as names:
         passages = Bar(_passages(args, sources), desc="write", unit=" passages", total=len(hashes))
         for (name, text), row in zip(passages, places, strict=False):
@@ -383,7 +388,8 @@ def _write_corpus(
 
 def _passages(args: CorpusArguments, sources: Sequence[Source]) -> Iterator[tuple[str, str]]:
     """Yield the name ("" without `corpus_id`) and text of each passage, blank ones included."""
-    column, id_column = args.corpus_field, args.corpus_id
+    column = args.corpus_field
+    id_column = args.corpus_id
     for source in sources:
         for row in source.rows([column] if id_column is None else [column, id_column]):
             name = "" if id_column is None else row.word(id_column)

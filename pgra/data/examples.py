@@ -95,7 +95,8 @@ class DataArguments(Arguments):
     def check(self) -> None:
         """Hold out a test set where there is none: a run that is measured again knows of it."""
         if self.dataset_name and not self.train_file and at_home(self.dataset_name).is_file():
-            self.train_file, self.dataset_name = self.dataset_name, None
+            self.train_file = self.dataset_name
+            self.dataset_name = None
         if self.train_file and not (self.test_file or self.dataset_name or self.test_fraction):
             self.test_fraction = TEST_FRACTION
 
@@ -284,7 +285,8 @@ def read_split(task: Task | GenerationTask, raw: RawSplit, split: str) -> list[E
     if blank or ignored:
         message = "%s: dropped are %d rows without text, %d with a label that is left out"
         logger.warning(message, raw.where, blank, ignored)
-    num_rows, expected = len(examples) + blank + ignored, task.sizes.get(split, None)
+    num_rows = len(examples) + blank + ignored
+    expected = task.sizes.get(split, None)
     if raw.is_standard and expected not in (None, num_rows):
         logger.warning(
             "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",
@@ -334,7 +336,9 @@ def load_splits(
         DataError: If a split is missing, unreadable, empty, or has rows without a known label, or
             each test text is one of train.
     """
-    seed, validation, test = args.split_seed, args.validation_file, args.test_file
+    seed = args.split_seed
+    validation = args.validation_file
+    test = args.test_file
     if validation is not None and (validation == test or not is_trained):
         raise ConfigError(
             "validation_file chooses a trained checkpoint, never by the test_file: leave it out"
@@ -345,7 +349,8 @@ def load_splits(
     names = SPLITS if is_trained else ("train", "test")
     found = {split: open_named(task, args, split, sources.get(split)) for split in names}
     read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
-    rest, rule = read["train"], None
+    rest = read["train"]
+    rule = None
     if args.test_fraction is not None and query_dataset_name is None:
         held, rest = _hold_out(task, rest, "test", args.test_fraction, seed)
         if "test" not in read:  # else the run is measured on another file
@@ -354,7 +359,8 @@ def load_splits(
                 f"test: {args.test_fraction:g} of the training rows, held out since no test file "
                 f"is given (split_seed {seed})"
             )
-    learned, dev = rest, list[Example]()
+    learned = rest
+    dev = list[Example]()
     if "validation" in read:
         dev = sample(read["validation"], args.max_dev_samples, seed)
     elif is_trained:
@@ -391,7 +397,8 @@ def open_named(
     Raises:
         DataError: If there is none, or it cannot be opened.
     """
-    raw, file = None, getattr(args, f"{split}_file")
+    raw = None
+    file = getattr(args, f"{split}_file")
     if file is not None:
         return open_file(task, at_home(file))
     if split == "test" and args.test_fraction is not None and source is None:
@@ -604,7 +611,8 @@ def _list_answers(row: Record, column: str) -> list[object]:
 def _read_table(record: Record, rows: Any, chosen: Any) -> Table:
     """Read a table of cells as ToTTo has them; `chosen` are row and index of the highlighted."""
     titles = [_text(record.value(f"table_{part}_title")) for part in ("page", "section")]
-    parts, said = [("page_title", titles[0]), ("section_title", titles[1])], []
+    parts = [("page_title", titles[0]), ("section_title", titles[1])]
+    said = []
     for row, index in chosen:
         if min(row, index) < 0:
             raise ValueError(f"the highlighted cell [{row}, {index}] is not in the table")

@@ -106,7 +106,8 @@ def strip_marks(text: str) -> str:
 
     What belongs to a name or number stays (C#, 5%, -5), and so does a text of marks alone.
     """
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     while start < end and _is_mark(text[end - 1]):
         end -= 1
     while start < end and _is_mark(text[start]) and not _NUMBER.match(text, start):

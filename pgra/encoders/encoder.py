@@ -167,7 +167,8 @@ class Encoder:
         self.busy = Turn()
         source = load.fetch_parts(load.find_model(args.encoder))
         dtype = load.choose_dtype(args.encoder_dtype, self.device)
-        pooling, is_bare = args.pooling, not load.read_parts(source)
+        pooling = args.pooling
+        is_bare = not load.read_parts(source)
         if pooling == "auto":
             pooling = plain_pooling(source.name) if is_bare else OWN
         whole = replace(source, subfolder="")
@@ -286,7 +287,8 @@ class Encoder:
 
         `first` is the number of the first one, for messages.
         """
-        chunks, task = [], "query" if is_query else "document"
+        chunks = []
+        task = "query" if is_query else "document"
         for start in range(0, len(texts), _CHUNK):
             part = list(texts[start : start + _CHUNK])
             features = self.model.preprocess(
@@ -319,7 +321,8 @@ class Encoder:
 
         def finish() -> npt.NDArray[Any]:
             dtype = np.float16 if in_half else np.float32
-            whole, done = np.empty((num_texts, self.width), dtype), 0
+            whole = np.empty((num_texts, self.width), dtype)
+            done = 0
             for chunk, (vectors, peaks) in zip(chunks, waits, strict=True):
                 _check_peaks(peaks().numpy(), chunk, in_half=in_half)
                 whole[done + chunk.order] = vectors().numpy()
@@ -333,7 +336,8 @@ class Encoder:
         self, chunk: TokenChunk, *, in_half: bool, advance: Advance
     ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
         """Encode a chunk; return functions for its vectors, longest text first, and its peaks."""
-        n, done = len(chunk.texts), 0
+        n = len(chunk.texts)
+        done = 0
         dtype = torch.float16 if in_half else torch.float32
         vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
         peaks = torch.empty(n, device=self.device)

@@ -80,7 +80,8 @@ class PoolSimilarity(ABC):
     """
 
     def __init__(self, neighbors: Neighbors, metric: str) -> None:
-        self.neighbors, self.metric = neighbors, metric
+        self.neighbors = neighbors
+        self.metric = metric
 
     def renewed(self) -> Self:
         """Return the same comparison with a pool that has grown; its vectors are reused."""
@@ -205,7 +206,9 @@ class Selector:
         self, args: SelectionArguments, pool: ExemplarPool, similarity: PoolSimilarity | None = None
     ) -> None:
         """Take what it chooses from; a ConfigError if the pool has fewer examples, copies aside."""
-        self.args, self.pool, self.count = args, pool, args.count
+        self.args = args
+        self.pool = pool
+        self.count = args.count
         if similarity is not None:
             self.similarity = similarity
         if (size := len(pool.guard.distinct)) < self.count:
@@ -233,7 +236,8 @@ class Selector:
         A query's do not depend on those beside it. A class from outside that ranks other rows than
         `guard.distinct` is a ConfigError.
         """
-        found, dropped = Candidates.missing(len(queries), 0), np.zeros(len(queries), np.int64)
+        found = Candidates.missing(len(queries), 0)
+        dropped = np.zeros(len(queries), np.int64)
         if self.count:
             texts = [query.text for query in queries]
             rank = partial(self.rank, queries)
@@ -345,7 +349,8 @@ class Drawn(Selector):
         """Draw each query's exemplars, before the leak guard."""
         if not self.count:
             return [[] for _ in queries]
-        rows, draw = self.pool.guard.distinct.tolist(), DRAWS[self.args.exemplars]
+        rows = self.pool.guard.distinct.tolist()
+        draw = DRAWS[self.args.exemplars]
         names = sorted({label for label in labels if label is not None})
         groups = group_rows(rows, [labels[row] for row in rows], names)
         seed = self.args.exemplar_seed or 0

@@ -183,7 +183,8 @@ class ExemplarSelector:
             return
         raw = open_rows(self.task, pool if hasattr(pool, "features") else items, "pool")
         self._columns = {name: raw.columns[name] for name in self.task.inputs}
-        column, first = raw.columns[self.task.target], len(self.items)
+        column = raw.columns[self.task.target]
+        first = len(self.items)
         labels = self.task.labels if isinstance(self.task, Task) else ()
         read = []
         for at, row in enumerate(raw.rows):
@@ -307,7 +308,9 @@ class NearestExemplars:
             ConfigError: If there are fewer training examples than a prompt has, or the selector is
                 unknown.
         """
-        self.neighbors, self._args, self._format = neighbors, args, style
+        self.neighbors = neighbors
+        self._args = args
+        self._format = style
         pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
         self._selector: Selector = args.open(pool, VectorSimilarity(neighbors, "dot"))
         self._chosen: dict[str, tuple[Example, ...]] = {}

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONSISTENCY_FILE, TABLES_FILE = "consistency.json", "consistency.md"
+CONSISTENCY_FILE = "consistency.json"
+TABLES_FILE = "consistency.md"
 _SEED = 0
 _SAVED_EVERY = 10_000
 _MEANING = (
@@ -157,7 +158,8 @@ def score_table(
     for name in dict.fromkeys(run.name for run in runs):
         own = [100 * run.score for run in runs if run.name == name]
         if len(own) > 1:  # table 10's last column
-            mean, printed = float(np.mean(own)), paper.get((AVERAGE, name))
+            mean = float(np.mean(own))
+            printed = paper.get((AVERAGE, name))
             rows.append({"run": name, "task": AVERAGE, "consistency": mean, "paper": printed})
     title = f"Label consistency of evidence, and its difference to {baseline}"
     return Table.of(title, rows, _SCORES, [*_MEANING, *notes])

@@ -102,7 +102,8 @@ class Grid:
                 crossed = dict(zip(self.grid, combination, strict=True))
                 words = [str(given["name"])] if "name" in given else self._words(own)
                 name = ", ".join([*words, *self._words(crossed)]) or self.name
-                by_task, seeds = given.get("by_task", {}), given.get("seeds", ())
+                by_task = given.get("by_task", {})
+                seeds = given.get("seeds", ())
                 cells.append(Point(name, {**own, **crossed}, by_task, seeds))
         return cells
 
@@ -174,7 +175,8 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
     """Merge two YAMLs, the upper one wins; "base", "by_task", "labels" and "demo" key by key."""
     merged = {**lower, **upper}
     for key in ("base", "by_task", "labels", "demo"):
-        below, above = lower.get(key) or {}, merged.get(key) or {}
+        below = lower.get(key) or {}
+        above = merged.get(key) or {}
         if key in lower and isinstance(below, Mapping) and isinstance(above, Mapping):
             merged[key] = _merge(below, above) if key == "demo" else {**below, **above}
     return merged

@@ -55,7 +55,8 @@ class KateSelector(BaseExampleSelector):
     """
 
     def __init__(self, selector: ExemplarSelector, k: int = 8) -> None:
-        self.selector, self.k = selector, k
+        self.selector = selector
+        self.k = k
 
     def add_example(self, example: dict[str, str]) -> None:
         """Add an example to the pool; a DataError if it lacks a column."""

@@ -105,7 +105,9 @@ class StateArguments(LMArguments):
 
 VLLM = "vllm:"
 REMOTE = "openai:"
-AUTO, CHAT, COMPLETIONS = "auto", "chat", "completions"
+AUTO = "auto"
+CHAT = "chat"
+COMPLETIONS = "completions"
 Advance = Callable[[int], object]  # called with how many more prompts are done, for a progress bar
 
 

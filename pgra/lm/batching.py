@@ -199,10 +199,12 @@ def group_by_prefix(
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
         alike.setdefault(tuple(prompt[:least]), []).append(row)
-    groups, alone = list[PrefixGroup](), list[int]()
+    groups = list[PrefixGroup]()
+    alone = list[int]()
     for rows in alike.values():
         own = [list(prompts[row]) for row in rows]
-        shortest, longest = min(map(len, own)), max(map(len, own))
+        shortest = min(map(len, own))
+        longest = max(map(len, own))
         shared = min(count_joint(min(own), max(own)), shortest - 1)  # sorted, these differ first
         if len(rows) > 1 and shared >= max(least, longest / _LEAST_PART):
             groups.append(PrefixGroup(rows, tuple(own[0][:shared])))

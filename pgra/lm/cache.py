@@ -109,8 +109,11 @@ class CachedLM:
         The context's processes get the same prompts in the same order, each with its own LM; each
         answers its share and reads the others' answers from the file.
         """
-        self.inner, self.window, self.count_tokens = inner, inner.window, inner.count_tokens
-        self._answers, self._context = answers, context
+        self.inner = inner
+        self.window = inner.window
+        self.count_tokens = inner.count_tokens
+        self._answers = answers
+        self._context = context
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

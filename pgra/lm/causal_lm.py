@@ -88,7 +88,8 @@ class CausalLM:
         else:
             load.check_loaded(lm, tokenizer, "an LM")
             self.how = LMArguments(lm=lm.name_or_path or type(lm).__name__, **named)
-            self.device, self.dtype = lm.device, lm.dtype
+            self.device = lm.device
+            self.dtype = lm.dtype
             self.source = load.loaded_source(lm, self.how.lm)
             self.config = copy.deepcopy(lm.config)
             self._check_loaded(device, layer)
@@ -120,7 +121,8 @@ class CausalLM:
         """Return the error for NaN or infinite numbers; `where` is such as "for a prompt"."""
         larger = {torch.float16: "bfloat16", torch.bfloat16: "float32"}.get(self.dtype)
         way_out = f"use --lm_dtype {larger}" if larger else "its weights are damaged"
-        name, dtype = self.source.name, self.dtype
+        name = self.source.name
+        dtype = self.dtype
         return ModelError(f"'{name}' gives no finite {what} in {dtype} {where}: {way_out}")
 
     def release(self) -> None:
@@ -159,7 +161,8 @@ class CausalLM:
             return self._given if self.with_head else self._given.base_model
         from transformers import AutoModel, AutoModelForCausalLM
 
-        kind, spread = AutoModelForCausalLM if self.with_head else AutoModel, self.how.lm_device_map
+        kind = AutoModelForCausalLM if self.with_head else AutoModel
+        spread = self.how.lm_device_map
         model = load.load_pretrained(
             kind.from_pretrained,
             self.source,
@@ -212,7 +215,8 @@ class CausalLM:
     def lead_ids(self) -> list[int]:
         """The special tokens that open every input, such as OPT's </s>; empty for GPT-2."""
         probe = "The answer is"
-        full, bare = self.tokenizer(probe)["input_ids"], self.tokenize([probe])[0]
+        full = self.tokenizer(probe)["input_ids"]
+        bare = self.tokenize([probe])[0]
         starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
         return list(full[: next(starts, 0)])
 
@@ -303,7 +307,8 @@ def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:
 class VllmEngine(Engine):
     """vLLM in this process, by its offline API; its cache of prefixes reads a shared one once."""
 
-    num_prompts, parallel = 4096, 1
+    num_prompts = 4096
+    parallel = 1
 
     def __init__(self, args: StateArguments, device: torch.device) -> None:
         """Find the LM; its weights are loaded when they are needed.
@@ -318,8 +323,10 @@ class VllmEngine(Engine):
         except ImportError:
             way = "pip install vllm, or start its server elsewhere and give http://HOST:PORT"
             raise ConfigError(f"--lm {args.lm} needs vLLM in this environment: {way}") from None
-        self._source, self._split = load.find_model(self.tokenizer), args.lm_tensor_parallel
-        config, model = load.load_config(self._source), self._source.identity
+        self._source = load.find_model(self.tokenizer)
+        self._split = args.lm_tensor_parallel
+        config = load.load_config(self._source)
+        model = self._source.identity
         self.window = getattr(config, "max_position_embeddings", None)
         self._dtype = load.dtype_name(load.choose_dtype(args.lm_dtype, device, config))
         self.about = {"engine": "vllm", "version": release, "model": model, "dtype": self._dtype}
@@ -376,9 +383,12 @@ class EngineLM(CausalLM):
         name = args.lm_tokenizer or self.engine.tokenizer
         if name is None:
             raise ConfigError(f"{args.lm} names no tokenizer: give the LM's own by --lm_tokenizer")
-        own, about = load.find_model(name), self.engine.about
-        self.tokenizer, self._tokens = load.read_tokenizer(own), own.identity
-        theirs, ours = self.engine.tokenize(_PROBE), self.tokenize([_PROBE])[0]
+        own = load.find_model(name)
+        about = self.engine.about
+        self.tokenizer = load.read_tokenizer(own)
+        self._tokens = own.identity
+        theirs = self.engine.tokenize(_PROBE)
+        ours = self.tokenize([_PROBE])[0]
         if theirs not in (None, ours, [*self.lead_ids, *ours]):
             ids = f"'{_PROBE}' is {ours} here, {theirs} there"
             raise ModelError(f"'{name}' is not {args.lm}'s --lm_tokenizer ({ids}): give its own")
@@ -429,7 +439,8 @@ class EngineLM(CausalLM):
         self._compare(self.states(prompts).float().numpy(), kept, "than those that are kept")
 
     def _ask(self, prompts: Sequence[list[int]], advance: Advance = int) -> Scores:
-        size, found = self.engine.num_prompts, []
+        size = self.engine.num_prompts
+        found = []
         parts = [prompts[at : at + size] for at in range(0, len(prompts), size)]
         for states in self._call(self.engine.states, parts):
             self._check_width(states)

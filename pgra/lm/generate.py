@@ -90,7 +90,8 @@ class PromptReader:
 
     def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes more."""
-        self.lm, self._is_checked = lm, False
+        self.lm = lm
+        self._is_checked = False
         most = batch_budget(batch_tokens, lm.device)
         self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
         self._back_off = lm.back_off(most)
@@ -119,7 +120,8 @@ class PromptReader:
         Logits are (R, T, V) float32, T the longest list; invalid past the end of a shorter one.
         """
         ids, _ = batching.pad(tokens)
-        columns, longest = torch.arange(ids.shape[1]).expand_as(ids), cache.longest
+        columns = torch.arange(ids.shape[1]).expand_as(ids)
+        longest = cache.longest
         mask = torch.arange(longest + ids.shape[1]) >= (longest - cache.lengths)[:, None]
         stock = stock_cache(cache.layers, len(cache))
         positions = cache.lengths[:, None] + columns
@@ -176,7 +178,8 @@ class PromptReader:
         if self._is_checked:
             return
         start, other = (self.lm.lead_ids + ids for ids in self.lm.tokenize(_PROBES))
-        longer, token = [*start, *other], start[-1]
+        longer = [*start, *other]
+        token = start[-1]
         texts = (start, longer, other)
         whole = [*texts, *([*ids, token] for ids in texts)]
         truth = torch.stack([next_logits(self.lm, ids)[-1] for ids in whole])
@@ -240,13 +243,16 @@ class PromptReader:
         self, prompts: Sequence[Tokens], num_new: int
     ) -> Iterator[tuple[list[int], KVCache]]:
         """Read and join as many prompts as may be kept with so many new tokens each."""
-        rows, held = list[int](), list[KVCache]()
+        rows = list[int]()
+        held = list[KVCache]()
         for more, cache in self.read(prompts):
-            rows, held = rows + more, [*held, cache]
+            rows = rows + more
+            held = [*held, cache]
             longest = max(len(prompts[row]) for row in rows) + num_new
             if (len(rows) + len(more)) * longest > self.room:
                 yield rows, join(held)
-                rows, held = [], []
+                rows = []
+                held = []
         if rows:
             yield rows, join(held)
 
@@ -264,7 +270,8 @@ def stock_cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
         keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
         # Set, where `update` would copy them: they are copied once, when new ones are added.
         cache.update(keys[:, :, :0], values[:, :, :0], number)
-        cache.layers[number].keys, cache.layers[number].values = keys, values
+        cache.layers[number].keys = keys
+        cache.layers[number].values = values
     return cache
 
 
@@ -349,7 +356,8 @@ class LocalLM(CausalLM):
         if the tokenizer joins a word to the prompt before it.
         """
         pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids, own = [prompt for prompt, _ in pairs], [after for _, after in pairs]
+        ids = [prompt for prompt, _ in pairs]
+        own = [after for _, after in pairs]
         self._check_prompts(
             prompts, ids, max((len(word) for line in own for word in line), default=0)
         )

@@ -225,7 +225,8 @@ def _attend_rows(
     # Views only: models and kernel alike keep (R, T, heads, width) in memory.
     folded = query.transpose(1, 2).reshape(1, R * T, heads, width).transpose(1, 2)
     far, far_lse = _attend_cpu(folded, *prefix, scaling, is_causal=False)
-    far, far_lse = far.transpose(1, 2).view(R, T, heads, width), far_lse.transpose(1, 2)
+    far = far.transpose(1, 2).view(R, T, heads, width)
+    far_lse = far_lse.transpose(1, 2)
     near, near_lse = _attend_cpu(query, _widen(key, heads), _widen(value, heads), scaling)
     return _merge(far, far_lse.reshape(R, T, heads), near.transpose(1, 2), near_lse.transpose(1, 2))
 
@@ -412,7 +413,8 @@ def _attend_projected(
     """Attend by the T5's own forward, eagerly, for its weights."""
     C = len(hidden_states) // len(encoded)
     mask = None if mask is None else mask.repeat_interleave(C, dim=0)
-    before, self.config._attn_implementation = self.config._attn_implementation, "eager"
+    before = self.config._attn_implementation
+    self.config._attn_implementation = "eager"
     try:
         return type(self).forward(self, hidden_states, mask, encoded.repeat_interleave(C, dim=0))
     finally:
@@ -421,7 +423,8 @@ def _attend_projected(
 
 def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
     (N, T, D), (B, S, _) = hidden_states.shape, encoded.shape
-    H, C = self.n_heads, N // B
+    H = self.n_heads
+    C = N // B
     queries = self.q(hidden_states.reshape(B, C * T, D)).view(B, C * T, H, -1).transpose(1, 2)
     to_keys = self.k.weight.view(H, -1, D)
     queries = torch.einsum("bhtw,hwd->bhtd", queries, to_keys).flatten(1, 2)  # (B, H C T, D)

@@ -353,7 +353,8 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
     if layer == "last":
         return None
     depth = int(config.num_hidden_layers)
-    is_share, number = "." in layer, 0
+    is_share = "." in layer
+    number = 0
     with contextlib.suppress(ValueError, OverflowError):
         number = math.floor(float(layer) * (depth if is_share else 1) + 0.5)
     number = max(number, 1) if is_share and 0 < float(layer) < 1 else number

@@ -52,14 +52,18 @@ class SharedPrefix:
 
         Returns the state at each text's last token, (n, H) in the LM's dtype, on its device.
         """
-        lm, is_cascade = self.lm, way == "cascade"
+        lm = self.lm
+        is_cascade = way == "cascade"
         ids, mask = batching.pad(texts)
         lengths = mask.sum(1)
         positions = torch.arange(ids.shape[1]).expand_as(ids) + len(self.ids)
-        ends, spans = torch.arange(len(ids)) * ids.shape[1] + lengths - 1, None
+        ends = torch.arange(len(ids)) * ids.shape[1] + lengths - 1
+        spans = None
         if is_cascade and kernels.takes_one_row(lm.device):
             spans = kernels.Spans.of(lengths, len(self.ids), lm.device)
-            ids, positions, ends = ids[mask][None], positions[mask][None], lengths.cumsum(0) - 1
+            ids = ids[mask][None]
+            positions = positions[mask][None]
+            ends = lengths.cumsum(0) - 1
         ids, positions, ends = (batching.send(part, lm.device) for part in (ids, positions, ends))
         how: dict[str, Any]
         if is_cascade:
@@ -172,7 +176,8 @@ class PromptedEncoder:
             ModelError: If the LM cannot be used.
         """
         lm = open_causal_lm(args, device=device, layer=args.lm_layer)
-        most, chat = args.max_prompt_tokens, args.chat_template
+        most = args.max_prompt_tokens
+        chat = args.chat_template
         return cls(lm, prompt, "auto", args.lm_batch_tokens, most, chat)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
@@ -279,7 +284,8 @@ class PromptedEncoder:
         if isinstance(self.lm, EngineLM):
             given = self._check_finite(prompts, self.lm.states(prompts.ids, advance=advance))
             return lambda: given
-        ids, skip = prompts.ids, len(self.shared_ids)
+        ids = prompts.ids
+        skip = len(self.shared_ids)
         are_alike = [own[:skip] == self.shared_ids for own in ids]
         num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
         rows: list[int] = []
@@ -366,8 +372,10 @@ class PromptedEncoder:
         return self._found[0]
 
     def _find_way(self) -> str:
-        cut, fields = self.num_cut, [self.prompt.template.passage_fields(t) for t in CHECKED]
-        prompts, self.num_cut = self.tokenize(fields).ids, cut
+        cut = self.num_cut
+        fields = [self.prompt.template.passage_fields(t) for t in CHECKED]
+        prompts = self.tokenize(fields).ids
+        self.num_cut = cut
         faults = list[str]()
         for way in WAYS if kernels.are_allowed() else WAYS[1:]:
             fault = self._shared.find_fault(way, prompts)

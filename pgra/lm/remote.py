@@ -46,7 +46,8 @@ from pgra.lm.cache import AnswersCache
 logger = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
-SCORE, GENERATION = "score", "generation"
+SCORE = "score"
+GENERATION = "generation"
 _MOST_RETRIES = 6  # after 429, 5xx, a time-out or a lost connection
 _TIMEOUT = 120.0  # seconds without a byte
 _STATES_TIMEOUT = 900.0  # a call waits for those before it: asked again, it would be read twice
@@ -460,7 +461,8 @@ def word_chance(choice: Any, prompt: str, word: str, num_written: int | None) ->
     scored = choice.logprobs
     if not scored or not choice.text.startswith(prompt + word):
         return None
-    tokens, chances = scored.tokens or (), scored.token_logprobs or ()
+    tokens = scored.tokens or ()
+    chances = scored.token_logprobs or ()
     end = len(tokens) - (1 if num_written is None else num_written)
     start = _find_start(tokens, word, end)
     if start is None or len(tokens) != len(chances):
@@ -471,7 +473,8 @@ def word_chance(choice: Any, prompt: str, word: str, num_written: int | None) ->
 
 def _find_start(tokens: Sequence[str], word: str, end: int) -> int | None:
     """Return the first token of a word that ends before `end`, its space aside, or None."""
-    bare, tail = word.lstrip(), ""
+    bare = word.lstrip()
+    tail = ""
     for start in range(end - 1, -1, -1):
         tail = tokens[start] + tail
         has_space_before = start > 0 and tokens[start - 1] + tail == word
@@ -519,7 +522,9 @@ class StateServer(Engine):
 
     def __init__(self, args: LMArguments) -> None:
         """Ask a server which LM it has; ModelError if it cannot be reached or has none."""
-        self.name, self.parallel, self.about = args.lm, args.max_parallel_calls, {}
+        self.name = args.lm
+        self.parallel = args.max_parallel_calls
+        self.about = {}
         self._client = _open_client(args.lm, args.server, _STATES_TIMEOUT)
         self.look()
 
@@ -553,7 +558,8 @@ class StateServer(Engine):
         return found.get("tokens") if isinstance(found, dict) else None
 
     def states(self, prompts: Sequence[Sequence[int]]) -> Scores:
-        ids, path = [list(prompt) for prompt in prompts], self._where[1]
+        ids = [list(prompt) for prompt in prompts]
+        path = self._where[1]
         body: dict[str, Json] = {"model": self.model, "input": ids, "encoding_format": "base64"}
         body["use_activation"] = False  # vLLM's word for normalising
         if path == "/embedding":

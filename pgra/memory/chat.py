@@ -235,8 +235,10 @@ def page(conversation: Conversation) -> "Page":
 
 
 def _act(conversation: Conversation, typed: Mapping[str, str]) -> Turn | None:
-    name, memory = typed.get("do"), conversation.memory
-    question, feedback = typed.get("question", ""), typed.get("feedback", "").strip()
+    name = typed.get("do")
+    memory = conversation.memory
+    question = typed.get("question", "")
+    feedback = typed.get("feedback", "").strip()
     if name == "ask":
         return conversation.ask(question)
     if name == "add":

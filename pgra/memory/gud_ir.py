@@ -65,7 +65,8 @@ def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], 
     Returns a cached function that writes a question's feedback on one line, greedily ("" if the
     model writes nothing), and the model's identity. A ModelError if it cannot be loaded.
     """
-    source, load = find_model(name), AutoModelForSeq2SeqLM.from_pretrained
+    source = find_model(name)
+    load = AutoModelForSeq2SeqLM.from_pretrained
     model = load_pretrained(load, source, dtype=torch.float32).to(choose_device(device)).eval()
     tokenizer = load_tokenizer(source)
 
@@ -130,7 +131,8 @@ class _Trainable(Trainable):
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
         """Return Adafactor, with which T5 was trained."""
-        weights, rate = self.module.parameters(), arguments.learning_rate
+        weights = self.module.parameters()
+        rate = arguments.learning_rate
         made: torch.optim.Optimizer
         made = Adafactor(weights, lr=rate, scale_parameter=False, relative_step=False)
         return made

@@ -269,7 +269,9 @@ class LogLookup(ABC):
 
     def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
         """Follow a log; `form`: compare "slotless" or "whole" keys, or the "feedback"."""
-        self._log, self._user, self._form = log, user, form
+        self._log = log
+        self._user = user
+        self._form = form
         self._through = 0  # the log's last event
         # By row, in the order of their ids.
         self._ids, self._is_own, self._keys = list[int](), list[bool](), list[str]()
@@ -436,7 +438,8 @@ class EncoderLookup(LogLookup):
         return np.round(cosines, _DIGITS)
 
     def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
-        ids, vectors = list(new), [self._vectors[list(kept)]]
+        ids = list(new)
+        vectors = [self._vectors[list(kept)]]
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
             found = self._log.vectors(self._stored_as, chunk)
@@ -463,6 +466,7 @@ class ParaphraseLookup(EncoderLookup):
     scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
 
     def _score(self, key: str) -> Floats:
-        asked, keys = plain(key), [plain(text) for text in self._keys]
+        asked = plain(key)
+        keys = [plain(text) for text in self._keys]
         alike = 1 - _compare(asked, keys, Indel.normalized_distance)
         return _drop_exchanged(super()._score(key), alike, asked, keys)

@@ -23,7 +23,9 @@ from pgra.memory.log import FeedbackLog, MemoryEntry, check_length, now, read_ev
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
-_SEPARATOR, _END = "###", "END"  # of the prompts in configs/memory_prompts
+# of the prompts in configs/memory_prompts
+_SEPARATOR = "###"
+_END = "END"
 _SLOTS = ("{question}", "{feedback}")
 
 
@@ -85,11 +87,15 @@ class Memory(AbstractContextManager["Memory"]):
         """
         if not isinstance(user, str):
             raise ValueError(f"user is {user!r}: give a text")
-        self.path, self.user, self.source, self._admin = Path(path), user, source, admin
+        self.path = Path(path)
+        self.user = user
+        self.source = source
+        self._admin = admin
         if callable(lookup):
             if encoder is not None:
                 raise ConfigError("a loaded look-up has its own encoder: leave encoder out")
-            open_lookup, self.threshold = lookup, threshold
+            open_lookup = lookup
+            self.threshold = threshold
         else:
             is_loaded = not isinstance(encoder, str | Path | None)
             name = None if encoder is None else str(encoder)

@@ -17,7 +17,8 @@ from pgra.memory.stream import SYSTEMS, StreamResult, measure
 from pgra.report.metrics import combine_p, mcnemar
 from pgra.report.tables import Cell, Table
 
-REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
+REPORT_FILE = "report.md"
+FIGURE_FILE = "running.png"
 _SAMPLES = 6
 
 
@@ -57,7 +58,8 @@ def _name_groups(results: Sequence[StreamResult]) -> dict[str, list[StreamResult
 
 def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]) -> str:
     """Show tables 4 and 5, and the share of used look-ups that were effective (4.1.2)."""
-    kinds, rows = family.kinds, []
+    kinds = family.kinds
+    rows = []
     for title, group in groups.items():
         metrics = [measure(result.outcomes) for result in group]
         by_kind = [[each["understood_by_type"].get(kind) for each in metrics] for kind in kinds]
@@ -95,7 +97,8 @@ def compare_methods(results: Sequence[StreamResult]) -> list[list[str]]:
     Returns rows of a table over shared seeds: the pair; its gap in accuracy of the understanding;
     p of McNemar's tests, combined over seeds (`combine_p`).
     """
-    rows, groups = [], dict[tuple[str, float], dict[int, StreamResult]]()
+    rows = []
+    groups = dict[tuple[str, float], dict[int, StreamResult]]()
     for result in results:
         variant = result.variant
         groups.setdefault((variant.system, variant.probability), {})[variant.seed] = result

@@ -65,7 +65,9 @@ from pgra.report.results import read_lines, read_metrics, read_object, write_met
 logger = logging.getLogger(__name__)
 
 SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
-_RUN_FILE, _STEPS_FILE, _METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
+_RUN_FILE = "run.json"
+_STEPS_FILE = "steps.jsonl"
+_METRICS_FILE = "metrics.json"
 _FORMAT = 2  # of a step's line
 _AHEAD = 16  # questions that an LM here is asked together
 _SHOWN_CHARS = 80
@@ -195,7 +197,8 @@ class MemPrompt:
     memory: Memory
 
     def ask(self, question: str) -> BuiltPrompt:
-        family, few_shot = self.lm.family, self.lm.few_shot
+        family = self.lm.family
+        few_shot = self.lm.few_shot
         found = self.memory.search(question, family.num_remembered or 1, threshold=-math.inf)
         near = passing(found, self.memory.threshold)
         if family.is_of_answers:
@@ -276,7 +279,9 @@ def play(
     """
     draws = np.random.default_rng(seed).random(len(steps))
     answers = dict[str, Completion]()
-    size, asked = 1, 0  # rows that are asked together; and up to this one all were asked
+    # rows that are asked together; and up to this one all were asked
+    size = 1
+    asked = 0
     for row, step in enumerate(steps):
         prompt = system.ask(step.question)
         if prompt.text not in answers:
@@ -488,7 +493,8 @@ class Experiment:
             else:
                 write_sealed(path, self.identity)
             for variant in plan:
-                steps, folder = streams[variant.seed], self.folder / variant.name
+                steps = streams[variant.seed]
+                folder = self.folder / variant.name
                 stream = digest([asdict(step) for step in steps])[:12]
                 if (folder / _METRICS_FILE).is_file():
                     made = {"stream": read_metrics(folder)["stream"]}
@@ -570,7 +576,8 @@ def choose_examples(
             return super().rank(in_key_form(queries), depth)
 
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
-    pool, own = [*few_shot.examples, *more], len(few_shot.examples)
+    pool = [*few_shot.examples, *more]
+    own = len(few_shot.examples)
     count = args.prefix_examples or (own if more else (own + 1) // 2)
     root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
     examples = [
@@ -591,7 +598,8 @@ def choose_examples(
     chosen = selector.choose(queries)
     nearest = {}
     for i, question in enumerate(asked):
-        rows, is_leak = chosen.of(i), exemplars.guard.leaks(question)
+        rows = chosen.of(i)
+        is_leak = exemplars.guard.leaks(question)
         others = (row for row in distinct if row not in rows and not is_leak(row))
         nearest[question] = tuple(pool[row] for row in [*rows, *others][:count])
     return replace(few_shot, nearest=nearest)

@@ -276,7 +276,8 @@ class RunArguments:
         vars(self).update(self.sections)
         if "rerank" not in sections:
             return
-        first, count = self.retriever.retriever, self.rerank.num_evidence
+        first = self.retriever.retriever
+        count = self.rerank.num_evidence
         if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
         if first == "exhaustive" and self.retriever.index_factory != "Flat":

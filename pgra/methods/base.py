@@ -70,7 +70,8 @@ class TaskData:
     @classmethod
     def read_pool(cls, args: RunArguments) -> Self:
         """Read any task's train, a pool of exemplars, and its test set, the queries; see `read`."""
-        task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
+        task = load_any_task(task_name(args))
+        other = args["icl"].query_dataset_name
         splits = load_splits(task, args.data, is_trained=False, query_dataset_name=other)
         return cls(task, splits.train, [], splits.test, splits.notes)
 
@@ -228,7 +229,9 @@ class Method(Timed, ABC):
 
     def __init__(self, args: RunArguments, context: Context) -> None:
         super().__init__()
-        self.args, self.context, self.seed = args, context, args.seed
+        self.args = args
+        self.context = context
+        self.seed = args.seed
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
@@ -259,7 +262,8 @@ class Method(Timed, ABC):
     def with_seed(self, args: RunArguments) -> Self:
         """Return the method of a run with another seed or training, sharing what is prepared."""
         other = copy.copy(self)
-        other.args, other.seed = args, args.seed
+        other.args = args
+        other.seed = args.seed
         other.seconds, other.fingerprints = dict(self.seconds), dict(self.fingerprints)
         return other
 
@@ -440,7 +444,8 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
     made = values.values()
     chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
-    sections, unknown = {}, set(changes)
+    sections = {}
+    unknown = set(changes)
     for name, cls in find_sections(chosen).items():
         asked = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
         unknown -= set(asked)

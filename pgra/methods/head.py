@@ -101,7 +101,8 @@ class Classifier:
     def of(cls, encoder: PromptedEncoder, labels: Sequence[str]) -> Self:
         """Return one that a run fits, or loads."""
         made = cls.__new__(cls)
-        made.encoder, made.labels = encoder, labels
+        made.encoder = encoder
+        made.labels = labels
         return made
 
     def fit(self, states: Floats, examples: Sequence[Example]) -> Self:
@@ -114,9 +115,11 @@ class Classifier:
         check_labels(names, examples)
         targets = np.array([names.index(str(example.label)) for example in examples])
         head = fit_head(states, targets, len(names), [example.text for example in examples])
-        self.weights, self.stats = head.weights, head.stats
+        self.weights = head.weights
+        self.stats = head.stats
         self.accuracy = float(head.is_right.mean())
-        share, count = 100 * self.accuracy, len(targets)
+        share = 100 * self.accuracy
+        count = len(targets)
         logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
         return self
 
@@ -192,7 +195,8 @@ class HeadMethod(Method):
         self.fingerprints |= self.data.fingerprints(SPLITS if self.data.dev else _UNDIVIDED)
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
         self.classifier = Classifier.of(encoder, self.data.labels)
-        made_of, name = encoder.fingerprint, f"{bank_name(encoder.lm.source.name)}-queries"
+        made_of = encoder.fingerprint
+        name = f"{bank_name(encoder.lm.source.name)}-queries"
         folder = artifact_dir(self.context.artifacts / "banks", name, made_of)
         self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
 
@@ -228,7 +232,9 @@ class HeadMethod(Method):
         return self.bank.states([query_key(example) for example in examples])
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
-        train, dev, labels = self.data.train, self.data.dev, list(self.data.labels)
+        train = self.data.train
+        dev = self.data.dev
+        labels = list(self.data.labels)
         self.classifier.fit(self._read(train), train)
         scores = self.classifier.score(self._read(dev))
         self.calibration = fit_temperature(scores, [labels.index(str(e.label)) for e in dev])
@@ -236,7 +242,8 @@ class HeadMethod(Method):
         if not dev:  # too few to fit a temperature
             return known
         decided = [found.label for found in decide([e.id for e in dev], scores, labels)]
-        value, metric = self.data.measure_dev(decided), self.data.metric
+        value = self.data.measure_dev(decided)
+        metric = self.data.metric
         return {"metric": metric, "value": value[metric], **known}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:

@@ -107,7 +107,8 @@ class Kate(Method):
         self.data = self.read_data()
         self._fill_in()
         root = self.context.artifacts / "neighbors" / self.data.task.name
-        chosen, train = self.selection, self.data.train
+        chosen = self.selection
+        train = self.data.train
         self.pool = ExemplarPool(train, chosen.leak_jaccard)
         self.similarity = open_similarity(chosen, train, root, device=self.context.device)
         self.selector = chosen.open(self.pool, self.similarity)
@@ -128,8 +129,12 @@ class Kate(Method):
 
     def _fill_in(self) -> None:
         """Fill in what the task and the LM decide where the user does not."""
-        task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
-        decide_by, count, completer = icl.decide_by, selection.count, self.args["completer"]
+        task = self.data.task
+        icl = self.args["icl"]
+        selection = self.args["selection"]
+        decide_by = icl.decide_by
+        count = selection.count
+        completer = self.args["completer"]
         if isinstance(task, GenerationTask):
             asked = decide_by, selection.exemplars, icl.prompt_format
             if any(map(eq, asked, ("score", "balanced", "task"))):
@@ -148,7 +153,8 @@ class Kate(Method):
         format_ = icl.prompt_format or usual
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
-        self.selection, self.icl = self.args["selection"], self.args["icl"]
+        self.selection = self.args["selection"]
+        self.icl = self.args["icl"]
         self.format = task_format(task, format_)
         if icl.chat_template != "off" and self.lm is not None:
             inner = getattr(self.lm, "inner", None)
@@ -161,9 +167,11 @@ class Kate(Method):
             raise ConfigError("decide_by 'vote' is the neighbors' vote: use --exemplars knn")
         if decide_by == "score" and icl.max_new_tokens is not None:
             raise ConfigError("max_new_tokens is of --decide_by generation: leave it out")
-        self.stop, most = "\n", _WRITTEN_TOKENS
+        self.stop = "\n"
+        most = _WRITTEN_TOKENS
         if isinstance(task, GenerationTask):
-            self.stop, most = task.stop, task.max_new_tokens
+            self.stop = task.stop
+            most = task.max_new_tokens
         self.max_new_tokens = icl.max_new_tokens or most
 
     def identity(self) -> dict[str, Json]:
@@ -245,7 +253,8 @@ class Kate(Method):
         self, lm: LanguageModel, queries: Sequence[Example], prompts: Sequence[str]
     ) -> tuple[list[Prediction], list[str]]:
         """Return what the LM wrote as answers, and the texts that became labels."""
-        words, ids = self.format.words, [query.id for query in queries]
+        words = self.format.words
+        ids = [query.id for query in queries]
         with progress_bar(prompts, progress=self.context.shows_progress) as advance:
             written = lm.complete(
                 prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
@@ -273,7 +282,8 @@ class Kate(Method):
         wanted = [chosen.of(i) for i in range(len(examples))]
         if self.lm is None:
             return ExemplarPrompts(chosen, wanted)
-        order, seed = self.selection.order, self.selection.exemplar_seed or 0
+        order = self.selection.order
+        seed = self.selection.exemplar_seed or 0
         room = self.max_new_tokens
         if self.icl.decide_by == "score":
             room = count_word_tokens(self.lm, self.format.words)
@@ -307,7 +317,8 @@ class Kate(Method):
         texts: Sequence[str],
     ) -> Decisions:
         """Add exemplars to decisions: to each query's line, in counts and in notes."""
-        chosen, fit = prompts.chosen, prompts.fit
+        chosen = prompts.chosen
+        fit = prompts.fit
         exemplars = [[self.data.train[row] for row in rows] for rows in prompts.rows]
         details: list[dict[str, Json]] = []
         for i, rows in enumerate(prompts.rows):

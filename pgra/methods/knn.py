@@ -34,8 +34,10 @@ class NearestNeighbors(Method):
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
         stages = Stages.read(self.args, self.context)
-        self.data, self.fingerprints = stages.data.labelled(), stages.fingerprints
-        args, train = self.args["retriever"], self.data.train
+        self.data = stages.data.labelled()
+        self.fingerprints = stages.fingerprints
+        args = self.args["retriever"]
+        train = self.data.train
         number = args.num_neighbors
         if number is not None and number > len(train):
             raise ConfigError(f"num_neighbors ({number}) exceeds {len(train)} training examples")
@@ -54,7 +56,9 @@ class NearestNeighbors(Method):
         self.best = self.numbers[0]
         if len(self.numbers) == 1:
             return None
-        rows, metric, values = self._nearest(self.data.dev), self.data.metric, {}
+        rows = self._nearest(self.data.dev)
+        metric = self.data.metric
+        values = {}
         for number in self.numbers:
             decided = [next(iter(shares)) for shares in self._votes(rows, number)]
             values[number] = self.data.measure_dev(decided)[metric]

@@ -59,7 +59,8 @@ class LmBff(Pgra):
 
     def read_data(self) -> None:
         """Read the test set, and draw K and K examples a label of the training file."""
-        whole, count = TaskData.read(self.args).labelled(), self.args["shots"].num_shots
+        whole = TaskData.read(self.args).labelled()
+        count = self.args["shots"].num_shots
         shots = draw_shots(whole_train(whole.train, whole.dev), whole.labels, count, self.seed)
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
         prompt = FewShotPrompt(prompt_template(self.data.task))
@@ -77,8 +78,10 @@ class LmBff(Pgra):
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Return a split's inputs: train's set by set, others' sets together to average."""
-        queries, support = self.data.examples(split), self.data.examples("train")
-        labels, num_sets = self.data.labels, self.args["shots"].exemplar_sets
+        queries = self.data.examples(split)
+        support = self.data.examples("train")
+        labels = self.data.labels
+        num_sets = self.args["shots"].exemplar_sets
         vectors = self._vectors(split), self._vectors("train")
         drawn = draw_demonstrations(
             queries, support, vectors, labels, num_sets=num_sets, seed=self.seed

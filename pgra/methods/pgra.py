@@ -93,7 +93,8 @@ class Pgra(Method):
         """Read the task, with the LM's prompt."""
         self.stages = Stages.read(self.args, self.context)
         self.data = self.stages.data
-        self.fingerprints, self.seconds = self.stages.fingerprints, self.stages.seconds
+        self.fingerprints = self.stages.fingerprints
+        self.seconds = self.stages.seconds
 
     def check(self) -> None:
         """Refuse what cannot be trained on these examples."""
@@ -108,7 +109,8 @@ class Pgra(Method):
 
     def check_training(self, num_examples: int) -> None:
         """Fill in what is not given; refuse what cannot be trained on so many examples an epoch."""
-        training, world = self.args.training, self.context.worker.world
+        training = self.args.training
+        world = self.context.worker.world
         training.bf16 = uses_bf16(training, load.choose_device(self.context.device))
         training.share_batch(world)
         steps, _ = training.count_steps(num_examples, world)
@@ -120,7 +122,8 @@ class Pgra(Method):
     @cached_property
     def verbalizer(self) -> Verbalizer:
         """The reader's words, and its template: the user's or a profile's, else the task's."""
-        task, template = self.data.task, self.args.reader.reader_template
+        task = self.data.task
+        template = self.args.reader.reader_template
         if template is not None:
             check_slots(f"reader_template {template!r}", template, task.inputs)
         return Verbalizer(task.reader_words, template or task.reader_text)
@@ -178,7 +181,8 @@ class Pgra(Method):
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
-        train, dev = self.inputs("train"), self.inputs("dev")
+        train = self.inputs("train")
+        dev = self.inputs("dev")
         self.open_reader()
 
         def evaluate() -> Mapping[str, float]:
@@ -322,7 +326,9 @@ class Pgra(Method):
 
     def score_answers(self, inputs: Any, asked: Sequence[AnsweredExample]) -> list[float]:
         """Return the log-probability of each question's likeliest right answer, (B,)."""
-        quiet, template, found = replace(self.context, progress=False), self.verbalizer.template, []
+        quiet = replace(self.context, progress=False)
+        template = self.verbalizer.template
+        found = []
         for row, question in enumerate(asked):
             words = Verbalizer({answer: answer for answer in question.answers}, template)
             one = TokenizedInputs([question.id], [None], {}, inputs.segments[row : row + 1])
@@ -336,7 +342,8 @@ class Pgra(Method):
         return texts
 
     def sources(self) -> list[str]:
-        args, own = self.args, [self.args.reader.model_name_or_path, *super().sources()]
+        args = self.args
+        own = [self.args.reader.model_name_or_path, *super().sources()]
         if not self.stages.depth:
             return own
         if args.retriever.retriever in ("dense", "hybrid"):
@@ -367,7 +374,8 @@ class Pgra(Method):
         check_reads_any(record)
         self.args = _recorded_arguments(record, self.args)
         self.data = TaskData(_recorded_task(record), (), (), ())
-        self.verbalizer, self.layout = record.verbalizer, record.layout
+        self.verbalizer = record.verbalizer
+        self.layout = record.layout
         self.calibration, self.source = record.calibration, load.find_model(str(home))
         self.open_tokenizer()
         self.open_reader(home)

@@ -232,7 +232,8 @@ def collate_pooled(
     examples: Sequence[tuple[PooledInputs, int]], *, pad_token_id: int, cost: GroupCost
 ) -> dict[str, Any]:
     """Make a batch of labelled examples of one split, the arguments of `RagReader.forward`."""
-    inputs, rows = examples[0][0], [row for _, row in examples]
+    inputs = examples[0][0]
+    rows = [row for _, row in examples]
 
     def read(chosen: npt.NDArray[np.int64]) -> PackedSegments:
         segments = [(segment,) for line in inputs.join_chosen(rows, chosen) for segment in line]
@@ -292,9 +293,13 @@ class RagClassifier(T5Classifier):
         if isinstance(inputs, PooledInputs):
             inputs, _ = choose_evidence(self.module, inputs)
         assert isinstance(inputs, SeparateInputs)
-        drafts, texts, start = super().write(inputs.alone(), context, count=count), [], 0
-        was_training, device = self.module.training, self.module.device
-        pad_token_id, cost = self.tokenizer.pad_token_id, GroupCost.on(device)
+        drafts = super().write(inputs.alone(), context, count=count)
+        texts = []
+        start = 0
+        was_training = self.module.training
+        device = self.module.device
+        pad_token_id = self.tokenizer.pad_token_id
+        cost = GroupCost.on(device)
         self.module.eval()
         for found in inputs.segments:
             own = slice(start, start := start + len(found))

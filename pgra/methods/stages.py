@@ -81,8 +81,12 @@ class Stages(Timed):
         context = replace(
             context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
         )
-        self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
-        self.data, self.reference = data, reference
+        self.args = args
+        self.context = context
+        self.prompt = prompt
+        self.exemplars = exemplars
+        self.data = data
+        self.reference = reference
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
@@ -95,13 +99,15 @@ class Stages(Timed):
             DataError: If the data cannot be read.
         """
         data = TaskData.read(args)
-        prompt, exemplars = FewShotPrompt(prompt_template(data.task)), None
+        prompt = FewShotPrompt(prompt_template(data.task))
+        exemplars = None
         shown: Collection[str] = ()
         given = context.shared.get("reranker")
         if given is not None:
             if not args.rerank.num_evidence:
                 raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
-            bare, prompt = prompt.template, getattr(given, "prompt", prompt)
+            bare = prompt.template
+            prompt = getattr(given, "prompt", prompt)
             if prompt.template.inputs != bare.inputs:
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")
             shown = [example.id for example in data.train if given.shows(example)]
@@ -288,7 +294,8 @@ class Stages(Timed):
         `first` are the candidates, (B, K), `best` their order; missing ones are left out.
         """
         best = best.top(self.depth)
-        texts, lines = self._texts(best.rows), []
+        texts = self._texts(best.rows)
+        lines = []
         for number, (rows, scores) in enumerate(
             zip(best.rows.tolist(), best.scores.tolist(), strict=True)
         ):
@@ -320,7 +327,8 @@ class Stages(Timed):
         if not self.depth or any(question.table for question in asked):
             return {}
         rows = self.candidates[split].candidates.rows
-        texts, found = self._texts(rows), []
+        texts = self._texts(rows)
+        found = []
         for question, line, own in zip(asked, lines, rows.tolist(), strict=True):
             right = [has_answer(each.text, question.answers) for each in line]
             known = (has_answer(texts[row], question.answers) for row in own if row in texts)
@@ -374,7 +382,8 @@ def _write_prompt(
     data: TaskData, args: RunArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one, and the selector, where each query has its own."""
-    task, rerank = data.task, args.rerank
+    task = data.task
+    rerank = args.rerank
     template = prompt_template(task)
     if not rerank.per_query:
         prompt = build_prompt(

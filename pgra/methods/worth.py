@@ -77,7 +77,8 @@ def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> 
 
 def take_evidence(args: RunArguments, changes: Mapping[str, Any]) -> RunArguments:
     """Return a run's arguments with others of the reranker, and its options."""
-    rerank, options = replace(args.rerank, **changes), args.rerank_options
+    rerank = replace(args.rerank, **changes)
+    options = args.rerank_options
     if rerank.reranker != args.rerank.reranker:
         cls = OPTIONS["reranker"].get(rerank.reranker)
         options = cls() if cls else None
@@ -98,7 +99,8 @@ class Asking:
 
         Errors are those of `measure_worth`.
         """
-        most, own = args.retriever.num_candidates, vars(args.rerank)
+        most = args.retriever.num_candidates
+        own = vars(args.rerank)
         self.depths = sorted({min(depth, most) for depth in how.depths})
         given = {name: own[name] for name in ("reranker", "similarity", "topic_weight")}
         is_known = given["reranker"] in ("likelihood", "none", "prompted")
@@ -127,7 +129,8 @@ class Asking:
         drawing = replace(args.retriever, retriever="random", index_dir=None)
         control = self.args.having(retriever=drawing, retriever_options=None)
         self.candidates = [self._find(self.args), self._find(control)]
-        training, made_of = self.args.sections.get("training"), self.method.identity()
+        training = self.args.sections.get("training")
+        made_of = self.method.identity()
         made_of |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
         is_known = is_known and not args.rerank_options
         opened = None if is_known else self._stages(self.args, data.train).reranker
@@ -145,7 +148,8 @@ class Asking:
 
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
-        opened, context = self.method.stages, self.context
+        opened = self.method.stages
+        context = self.context
         reference = Reference(train, self.data.task.prompt_words)
         if args.rerank.reranker == "prompted":
             similarity = args.rerank.chosen(reference).similarity
@@ -185,7 +189,8 @@ class Asking:
         """
         args = take_evidence(self.args, self.sources[name])
         first = self.candidates[name == CONTROL]
-        is_prompted, train = args.rerank.reranker == "prompted", self.method.data.train
+        is_prompted = args.rerank.reranker == "prompted"
+        train = self.method.data.train
         learns = is_prompted and args.rerank.similarity not in _LEARN_NO_LABELS
         folds = self.folds if learns else np.zeros_like(self.folds)
         lines: list[list[EvidenceLine]] = [[] for _ in self.queries]
@@ -242,7 +247,8 @@ def choose(rows: Sequence[dict[str, Any]], sources: Mapping[str, Mapping[str, An
 
 def compare(chances: Values, bare: Values) -> dict[str, float]:
     """Compare log2 of right answers' probabilities, (n,) each: what evidence adds to `bare`."""
-    gap, gains = compare_means(chances, bare, seed=_SEED), chances - bare
+    gap = compare_means(chances, bare, seed=_SEED)
+    gains = chances - bare
     low, high = gap.interval
     shares = {"helped": float((gains > _FELT).mean()), "hurt": float((gains < -_FELT).mean())}
     # By signs alone: the bootstrap's p is never so small that Holm over 51 rows leaves it sure.
@@ -265,7 +271,8 @@ def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
 
 def worth_table(worth: Mapping[str, Any]) -> Table:
     """Return the rows as a table; the choice and the flags stand below it."""
-    count, bits = worth["queries"], worth["without"]["bits"]
+    count = worth["queries"]
+    bits = worth["without"]["bits"]
     title = f"Evidence for the reader as it is: {count} queries, of {bits:.3f} bits each without"
     rows = [{"source": "without", "accuracy": worth["without"].get("accuracy")}, *worth["rows"]]
     forms = {

@@ -202,7 +202,8 @@ class TrainingArguments(FolderArguments):
 
     def num_accumulated(self, num_processes: int) -> int:
         """Return how many batches of a process are a step; both batch sizes are filled in."""
-        total, held = self.total_train_batch_size or 1, self.per_device_train_batch_size or 1
+        total = self.total_train_batch_size or 1
+        held = self.per_device_train_batch_size or 1
         return total // (held * num_processes)
 
     def count_steps(self, num_rows: int, num_processes: int) -> tuple[int, int]:

@@ -200,7 +200,8 @@ def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
     """
     from scipy.optimize import minimize_scalar  # a third of a second to import
 
-    count, border = len(truth), math.log(LARGEST)
+    count = len(truth)
+    border = math.log(LARGEST)
 
     def loss(log_temperature: float) -> float:
         return negative_log_likelihood(scores, truth, temperature=math.exp(log_temperature))

@@ -187,7 +187,9 @@ class FusionReader(ReaderModule):
             Encoder output (B, S, D) and its mask (B, S) bool, as the decoder reads them; S is the
             most real tokens of an example.
         """
-        encoder, start, parts = self.model.get_encoder(), 0, []
+        encoder = self.model.get_encoder()
+        start = 0
+        parts = []
         # All at once: the gradient of the embeddings is as large as they are, for each call.
         embedded = self.model.get_input_embeddings()(packed.input_ids)  # (M, D)
         for rows, length, tokens in packed.groups:
@@ -266,7 +268,9 @@ class FusionReader(ReaderModule):
 
         As T5's `generate`, but a few tokens without waiting for the GPU.
         """
-        fused, config, places = self.fuse(packed), self.model.config, packed.places
+        fused = self.fuse(packed)
+        config = self.model.config
+        places = packed.places
         ids = torch.full((len(places), 1), config.decoder_start_token_id, device=places.device)
         for _ in range(count):
             has_ended = (ids[:, 1:] == config.eos_token_id).any(dim=1, keepdim=True)

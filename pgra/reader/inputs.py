@@ -119,7 +119,8 @@ class SeparateInputs(TokenizedInputs):
         weights the log of the sum of weight times probability.
         """
         counts = np.array([len(found) for found in self.segments])
-        starts, values = np.cumsum(counts) - counts, scores.astype(np.float64)
+        starts = np.cumsum(counts) - counts
+        values = scores.astype(np.float64)
         if self.log_weights is None:
             combined = np.add.reduceat(values, starts) / counts[:, None]
         else:

@@ -98,8 +98,10 @@ class T5Classifier(Trainable):
         `work` returns a row for each example of a batch, (B, W); all rows stay on the device until
         all batches are read. The result has a row for each input, in their order.
         """
-        reader, worker = self.module, context.worker
-        cost, budget = GroupCost.on(reader.device), self.batch_tokens
+        reader = self.module
+        worker = context.worker
+        cost = GroupCost.on(reader.device)
+        budget = self.batch_tokens
         if budget is None:  # more leave less padding in a call
             budget = 1 << (17 if reader.device.type == "cuda" else 15)
         batches = token_budget_batches(inputs.sizes(), budget, max_rows=_MAX_ROWS)

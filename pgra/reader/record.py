@@ -181,7 +181,8 @@ class Reader:
                 `[]`, or not one list a query.
             DataError: If a query does not fit the task, or evidence is not texts.
         """
-        record, tokenizer = self.record, self.classifier.tokenizer
+        record = self.record
+        tokenizer = self.classifier.tokenizer
         examples = read_queries(as_list("queries", queries), record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(

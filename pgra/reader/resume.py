@@ -74,7 +74,8 @@ class Stopper:
     def _hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (signal's own)
         now = time.monotonic()
         if not self.code:
-            self.code, self._first_signal = 128 + number, now
+            self.code = 128 + number
+            self._first_signal = now
             name = signal.Signals(number).name
             logger.info("%s: training stops after this step; once more leaves at once", name)
         elif self._world == 1 or now - self._first_signal >= _ECHO_SECONDS:
@@ -121,7 +122,8 @@ class Progress:
     def keep_best(self, value: float) -> None:
         """Note a measurement; of equals the first is the best."""
         if self.best_value is None or value > self.best_value:
-            self.best_step, self.best_value = self.step, value
+            self.best_step = self.step
+            self.best_value = value
 
 
 def checkpoint_folder(home: Path, step: int) -> Path:

@@ -141,8 +141,11 @@ def fit(
         ModelError: If the loss or a weight stops being a number.
         Stopped: If a signal or the time limit asked for it; the same call then resumes.
     """
-    start, worker, module = time.monotonic(), context.worker, trainable.module
-    device, home = choose_device(context.device), Path(arguments.output_dir)
+    start = time.monotonic()
+    worker = context.worker
+    module = trainable.module
+    device = choose_device(context.device)
+    home = Path(arguments.output_dir)
     arguments.share_batch(worker.world)
     num_steps, epoch_steps = arguments.count_steps(len(rows), worker.world)
     num_accumulated = arguments.num_accumulated(worker.world)
@@ -325,7 +328,9 @@ class LossLog:
     """
 
     def __init__(self, home: Path, progress: Progress, worker: Worker) -> None:
-        self._path, self._progress, self._worker = home / LOSSES_FILE, progress, worker
+        self._path = home / LOSSES_FILE
+        self._progress = progress
+        self._worker = worker
         self._pending: list[Tensor] = []  # losses of steps, still on the device
 
     def add(self, parts: Sequence[Tensor]) -> None:
@@ -336,7 +341,8 @@ class LossLog:
 
     def flush(self) -> None:
         """Gather and write the losses; one that is no number is a ModelError."""
-        losses, found = self._progress.losses, list[float]()
+        losses = self._progress.losses
+        found = list[float]()
         if self._pending:
             own = torch.stack(self._pending).double().cpu().tolist()
             # A sum over the wire would depend on how many steps are sent at once.
@@ -359,7 +365,8 @@ def logging_to(
     arguments: TrainingArguments, device: torch.device, progress: Progress
 ) -> Iterator[Callable[[Mapping[str, float]], None]]:
     """Open the trackers; what is yielded adds a line of this step to the log, and sends it."""
-    home, trackers = Path(arguments.output_dir), []
+    home = Path(arguments.output_dir)
+    trackers = []
     if arguments.report_to:
         accelerator = Accelerator(
             cpu=device.type == "cpu", log_with=arguments.report_to, project_dir=home

@@ -35,10 +35,12 @@ Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 Values = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
 DRAWS = 2000
-_FEW, _FLIPS = 16, 9_999
+_FEW = 16
+_FLIPS = 9_999
 _DIGITS = 12  # sums in another order differ in a last digit
 _SAME = 1e-12
-RIGHT, WRONG = "right", "wrong"
+RIGHT = "right"
+WRONG = "wrong"
 
 
 # Of labels.
@@ -56,7 +58,8 @@ class CountsMetric:
     def __call__(
         self, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
     ) -> float:
-        n, cells = len(names), confusion_cells(labels, predictions, names)
+        n = len(names)
+        cells = confusion_cells(labels, predictions, names)
         return float(self.of_counts(np.bincount(cells, minlength=n * n).reshape(1, n, n))[0])
 
 
@@ -73,7 +76,9 @@ def _macro_f1(counts: _Counts) -> Values:
 
 def _mcc(counts: _Counts) -> Values:
     values = counts.astype(np.float64)
-    true, guessed, total = values.sum(-1), values.sum(-2), values.sum((-2, -1))
+    true = values.sum(-1)
+    guessed = values.sum(-2)
+    total = values.sum((-2, -1))
     top = _diagonal(values).sum(-1) * total - (true * guessed).sum(-1)
     below = np.sqrt((total**2 - (guessed**2).sum(-1)) * (total**2 - (true**2).sum(-1)))
     return np.asarray(np.divide(top, below, out=np.zeros_like(top), where=below > 0), np.float64)
@@ -135,7 +140,8 @@ def confusion_cells(
     """
     if not len(labels):
         raise ValueError("there is nothing to measure: no labels")
-    number, n = {name: i for i, name in enumerate(names)}, len(names)
+    number = {name: i for i, name in enumerate(names)}
+    n = len(names)
     pairs = zip(labels, predictions, strict=True)
     return np.array([number[a] * n + number[b] for a, b in pairs], dtype=np.int64)
 
@@ -175,7 +181,8 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
     said = Counter(normalize_answer(prediction).split())
     best = 0.0
     for right in (Counter(normalize_answer(answer).split()) for answer in answers):
-        both, total = (said & right).total(), said.total() + right.total()
+        both = (said & right).total()
+        total = said.total() + right.total()
         best = max(best, 2 * both / total if total else 1.0)
     return best
 
@@ -271,9 +278,11 @@ def _against(
     text: _Tokens, reference: _Tokens, known: frozenset[str], chosen: Sequence[_Tokens]
 ) -> Parent:
     """Compare with one reference; `known`: the table's words, without column names as released."""
-    precisions, recalls = [], []
+    precisions = []
+    recalls = []
     for n in (1, 2, 3, 4):
-        grams, right = _grams(text, n), _grams(reference, n)
+        grams = _grams(text, n)
+        right = _grams(reference, n)
         # The share of n-grams that stand in the reference, or else follow from the table.
         told = 0.0
         for gram, count in grams.items():
@@ -285,7 +294,8 @@ def _against(
         total = sum(count * weights[gram] for gram, count in right.items())
         told = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
         recalls.append(told / total if total else 1.0)
-    precision, recall = _mean_over_orders(precisions), _mean_over_orders(recalls) or _SMALL
+    precision = _mean_over_orders(precisions)
+    recall = _mean_over_orders(recalls) or _SMALL
     if chosen:
         # Its section 4: the less of the table a reference tells, the more the table itself counts.
         weight = 1 - _mentioned(chosen, reference)
@@ -407,12 +417,14 @@ class LabelOutcomes:
 
     def resample(self, kinds: _Counts, counts: Values) -> Values:
         """Return the metric of resamples, (draws,): how often each kind (U,) was drawn."""
-        metric, n = find_metric(self.metric), len(self.names)
+        metric = find_metric(self.metric)
+        n = len(self.names)
         if isinstance(metric, CountsMetric):
             # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
             matrices = np.rint(counts @ (kinds[:, None] == np.arange(n * n)).astype(np.float64))
             return metric.of_counts(matrices.astype(np.int64).reshape(-1, n, n))
-        names, values = np.array(self.names), []
+        names = np.array(self.names)
+        values = []
         for row in counts:
             drawn = np.repeat(kinds, row.astype(np.int64))
             sides = names[drawn // n].tolist(), names[drawn % n].tolist()
@@ -612,13 +624,16 @@ def combine_p(p_values: Sequence[float]) -> float:
     The k-th smallest of n, times n / k, is a p-value; here k is the lower middle. It combines
     McNemar's tests of several seeds, whose examples are the same.
     """
-    n, k = len(p_values), (len(p_values) + 1) // 2
+    n = len(p_values)
+    k = (len(p_values) + 1) // 2
     return min(1.0, sorted(p_values)[k - 1] * n / k)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for all tests together (Holm 1979), in the order given."""
-    n, adjusted, before = len(p_values), [0.0] * len(p_values), 0.0
+    n = len(p_values)
+    adjusted = [0.0] * len(p_values)
+    before = 0.0
     for rank, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
         before = max(before, min(1.0, p_values[index] * (n - rank)))
         adjusted[index] = before
@@ -629,7 +644,8 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of several runs' mean by Student's t."""
     from scipy.special import stdtrit
 
-    n, mean = len(values), float(np.mean(values))
+    n = len(values)
+    mean = float(np.mean(values))
     half = float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1)) / n**0.5
     return mean - half, mean + half
 

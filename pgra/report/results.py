@@ -141,8 +141,10 @@ def write_results(
         )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
-    metric, predicted = str(about["metric"]), [p.label for p in decided.predictions]
-    values, interval = decided.values, decided.interval
+    metric = str(about["metric"])
+    predicted = [p.label for p in decided.predictions]
+    values = decided.values
+    interval = decided.interval
     if values is None:
         names = [*labels, *({UNDECIDED} & set(predicted))]
         outcomes = LabelOutcomes(metric, [e.label or "" for e in examples], predicted, names)
@@ -289,7 +291,8 @@ class Trial:
     @cached_property
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by name."""
-        depth, reranker = self.values.get("num_evidence"), self.values.get("reranker")
+        depth = self.values.get("num_evidence")
+        reranker = self.values.get("reranker")
         unused = {"runtime", "data", "folder", "place"}
         unused |= {"corpus", "rerank"} if depth == 0 else set()
         unused |= {"retriever"} if depth == 0 and self.method not in _OF_NEIGHBORS else set()
@@ -459,7 +462,8 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
             raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
         for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
-    groups, runs = [], []
+    groups = []
+    runs = []
     for folder in folders.values():
         if (folder / GRID_FILE).is_file():
             groups.append(load_grid(folder))

@@ -156,7 +156,8 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     result = study.results.get((row, column))
     if result is None:
         return Cell(_absent(study, row, column))
-    text, n = f"{100 * result.mean:.1f}", len(result.values)
+    text = f"{100 * result.mean:.1f}"
+    n = len(result.values)
     if result.sd is not None:
         text += f" ± {100 * result.sd:.1f}"
     if result.missing:
@@ -245,7 +246,8 @@ _LONG = (
 
 def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     """Return all numbers of a row and column in percent; p-values as they are."""
-    result, found = study.results.get((row, column)), study.comparisons.get((row, column))
+    result = study.results.get((row, column))
+    found = study.comparisons.get((row, column))
     numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
     numbers |= {"table": study.group.title, "row": row, "task": column}
     numbers["value"] = _absent(study, row, column)
@@ -315,7 +317,8 @@ def draw_study(study: Study) -> "Figure":
 
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
-    along, points = number_axis(study), study.group.points
+    along = number_axis(study)
+    points = study.group.points
     axes.set_title(f"{column}, %", fontsize="medium")
     rows = list(reversed(study.rows))
     if along is not None:
@@ -325,7 +328,9 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
         sides = (values, places) if along is None else (places, values)
         axes.plot(*sides, marks, color="black", **how)
 
-    everywhere, means, paper = range(len(rows)), [], []
+    everywhere = range(len(rows))
+    means = []
+    paper = []
     for place, row in enumerate(rows):
         result = study.results.get((row, column))
         means.append(math.nan if result is None else 100 * result.mean)

@@ -123,7 +123,8 @@ class Bank:
         `inputs` are the files of the model; no shard is kept once they changed.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._name, self._inputs = digest(self.fingerprint), inputs
+        self._name = digest(self.fingerprint)
+        self._inputs = inputs
         self._records: set[Path] | None = None
         self._shards: list[BankShard] = []
         self._look()
@@ -191,7 +192,8 @@ class Bank:
             return self.folder / f".{_shard_name(keys)}.taken.partial"
 
         # The main process holds the lock for all, and tidies before any of them writes.
-        part, is_sole = context.part, context.is_main and context.part is None
+        part = context.part
+        is_sole = context.is_main and context.part is None
         with lock_folder(self.folder, wait=True) if is_sole else nullcontext():
             if context.is_main and not is_finished(self.folder):  # for people
                 made: dict[str, Any] = {"stage": "bank", "fingerprint": self.fingerprint}
@@ -201,7 +203,8 @@ class Bank:
             if check is not None and len(missing) and len(kept):
                 some = kept[:: -(-len(kept) // _CHECKED)]
                 check(prepare(some), self.states(some))
-            rows, world = shard_rows, context.worker.world
+            rows = shard_rows
+            world = context.worker.world
             if world > 1:  # shards of like size, as many for each process
                 rounds = -(-len(missing) // (world * shard_rows))
                 rows = -(-len(missing) // max(1, world * rounds))
@@ -210,7 +213,8 @@ class Bank:
             shards = np.split(whole, ends) if cut is None else cut(whole, rows)
             left = [np.intersect1d(shard, missing) for shard in context.worker.share(shards)]
             share = [shard for shard in left if len(shard)]
-            total, hidden = sum(map(len, share)), not context.shows_progress
+            total = sum(map(len, share))
+            hidden = not context.shows_progress
             taken: Iterable[Rows] = share
             if part is not None:
                 taken = part.take(

@@ -372,7 +372,8 @@ class ScoringReranker(BaseReranker):
         """
 
     def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
-        start, num_cut = time.perf_counter(), self.counter.num_cut
+        start = time.perf_counter()
+        num_cut = self.counter.num_cut
         num_new = self.fill(examples, rows)
         return Work(num_new, self.counter.num_cut - num_cut, time.perf_counter() - start)
 

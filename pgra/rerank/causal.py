@@ -92,7 +92,8 @@ class CausalReranker(PairReranker):
 def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
     name = Path(options.causal_reranker).name.lower()  # not the folders above it
     known = next((own for part, own in TEMPLATES.items() if part in name), None)
-    template, words = options.causal_template, options.causal_words
+    template = options.causal_template
+    words = options.causal_words
     if known is not None:
         return template or known[0], list(words or known[1])
     if template is None:

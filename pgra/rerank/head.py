@@ -153,7 +153,8 @@ def _fit_path(values: Doubles, targets: Targets, num_labels: int) -> list[Double
         size = penalty / 2 * float((weights[:, :-1] ** 2).sum())
         return -float((chances * truth).sum()) / len(values) + size, slope.ravel()
 
-    path, start = [], np.zeros(shape[0] * shape[1])
+    path = []
+    start = np.zeros(shape[0] * shape[1])
     for penalty in _PENALTIES:
         found = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
         start = found.x

@@ -55,7 +55,8 @@ class LikelihoodReranker(PairBankReranker):
         kind = EngineLM if request.args.is_engine else LocalLM
         self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
-        self.counter, self.num_cut = self, 0
+        self.counter = self
+        self.num_cut = 0
         fields = {
             **self.lm.fingerprint,
             "reranker": "likelihood",
@@ -85,8 +86,10 @@ class LikelihoodReranker(PairBankReranker):
             owners.setdefault(row, []).append(number)
         begun = [f"{self._before}{text}" for text in pairs.texts(np.array(list(owners)))]
         whole = self.lm.tokenize([f"{text}{self._between}" for text in begun])
-        lead, between = self.lm.lead_ids, self.lm.tokenize([self._between])[0]
-        prompts, places = list[list[int]](), list[list[int]]()
+        lead = self.lm.lead_ids
+        between = self.lm.tokenize([self._between])[0]
+        prompts = list[list[int]]()
+        places = list[list[int]]()
         for text, ids, numbers in zip(begun, whole, owners.values(), strict=True):
             by_length: dict[int, list[int]] = {}  # of the passage
             for number in numbers:

@@ -53,7 +53,8 @@ class Pairs:
         owners = getattr(self, whole)[self.find(keys)]
         order = np.argsort(owners, kind="stable")
         ends = [*np.flatnonzero(np.diff(owners[order])) + 1, len(order)]
-        shards, begin = [], 0
+        shards = []
+        begin = 0
         for end in ends:
             if end - begin >= shard_rows or end == len(order):
                 shards.append(np.sort(keys[order[begin:end]]))
@@ -75,7 +76,8 @@ class PairBankReranker(ScoringReranker):
         self, request: RerankRequest, source: load.ModelSource, made_of: Mapping[str, Json]
     ) -> None:
         """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
-        self.corpus, self.context = request.corpus, request.context
+        self.corpus = request.corpus
+        self.context = request.context
         self.busy = Turn()
         self.topic_weight = request.args.topic_weight or 0.0
         device = load.choose_device(self.context.device)
@@ -180,7 +182,8 @@ class PairReranker(PairBankReranker):
         Raises:
             ModelError: If there is no such model, or it cannot be used.
         """
-        args, self.options = request.args, request.options
+        args = request.args
+        self.options = request.options
         name = self.models(args, self.options)[0]
         self.source, self.device = load.find_model(name), load.choose_device(request.context.device)
         self.dtype = load.choose_dtype(args.lm_dtype, self.device)
@@ -190,7 +193,8 @@ class PairReranker(PairBankReranker):
         self.max_tokens = max_tokens or window
         if self.max_tokens > window:
             raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
-        self.counter, self.num_cut = self, 0
+        self.counter = self
+        self.num_cut = 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
         self._filler = self._choose_filler()
@@ -208,7 +212,8 @@ class PairReranker(PairBankReranker):
 
     def fields(self) -> Mapping[str, Json]:
         """Return what else scores depend on: class, options, and how a pair is written."""
-        cls, options = type(self), self.options.deciding() if self.options else {}
+        cls = type(self)
+        options = self.options.deciding() if self.options else {}
         written = self.encode(["query"], ["passage"])[0]["input_ids"]
         return {**options, "reranker": f"{cls.__module__}:{cls.__qualname__}", "pair": written}
 
@@ -274,7 +279,8 @@ class PairReranker(PairBankReranker):
     def compute(self, shard: Sequence[Tokens], advance: Advance) -> Callable[[], Tensor]:
         """Begin to score pairs by length; return a function that waits for (n, 1) float32."""
         lengths = [len(pair["input_ids"]) for pair in shard]
-        order, held = list[int](), list[Tensor]()
+        order = list[int]()
+        held = list[Tensor]()
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * lengths[rows[0]]
@@ -283,7 +289,8 @@ class PairReranker(PairBankReranker):
             held += self._back_off.run(batch, size, partial(self._run, shard))
             order += batch
             advance(len(batch))
-        fetch, places = begin_fetch(torch.cat(held)), np.argsort(order)
+        fetch = begin_fetch(torch.cat(held))
+        places = np.argsort(order)
         return lambda: fetch()[places, None]
 
     @torch.inference_mode()
@@ -342,13 +349,15 @@ class NeighborReranker(PairBankReranker):
 
     def __init__(self, request: RerankRequest) -> None:
         """Open an LM, and the bank of LM, template and corpus; errors as `Reranker.open`'s."""
-        args, exemplars = request.args, request.exemplars
+        args = request.args
+        exemplars = request.exemplars
         assert exemplars is not None  # `exemplars` says so
         encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
         super().__init__(request, encoder.lm.source, fields)
         self.encoder = self.counter = encoder
-        self.exemplars, self.similarity = exemplars, args.similarity
+        self.exemplars = exemplars
+        self.similarity = args.similarity
         self.column = KEPT.index(args.similarity)
 
     @property
@@ -378,7 +387,8 @@ class NeighborReranker(PairBankReranker):
         queries = pairs.queries[at]
         units: deque[Unit] = deque()
         for query in np.unique(queries):
-            example, mine = pairs.examples[query], np.flatnonzero(queries == query)
+            example = pairs.examples[query]
+            mine = np.flatnonzero(queries == query)
             encoder = self.exemplars.encoder_for(self.encoder, example)
             passage_fields = encoder.prompt.template.passage_fields
             texts = pairs.texts(pairs.rows[at[mine]])
@@ -393,7 +403,8 @@ class NeighborReranker(PairBankReranker):
         while shard:  # a prefix's keys and values are gone with its query
             encoder, prompts, indices = shard.popleft()
             states = encoder.encode_prompts(prompts).float()  # (1 + n, H)
-            query, passages = states[0], states[1:]
+            query = states[0]
+            passages = states[1:]
             dot = (passages * query).sum(1)
             lengths = torch.linalg.vector_norm(states, dim=1)
             found[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)

@@ -186,7 +186,8 @@ class Reranker(ScoringReranker):
             how = {"max_prompt_tokens": max_prompt_tokens, "chat": chat_template}
             lm = PromptedEncoder(lm, prompt, **how)
         self.encoder = lm
-        self.counter, self.prompt = self.encoder, self.encoder.prompt
+        self.counter = self.encoder
+        self.prompt = self.encoder.prompt
         self._kept: dict[int, Floats] = {}
         self._fits_itself = similarity == AUTO
         if similarity == AUTO:
@@ -297,7 +298,8 @@ class Reranker(ScoringReranker):
     def __repr__(self) -> str:
         if self._pairs is not None:
             return f"Reranker(by {type(self._pairs).__name__})"
-        name, shown = self.encoder.lm.source.name, len(self.prompt.exemplar_ids)
+        name = self.encoder.lm.source.name
+        shown = len(self.prompt.exemplar_ids)
         return f"Reranker({name!r}, {shown} exemplars, similarity={self.similarity!r})"
 
     def _read_style(self, task: str | Path | Task | None, template: str | None) -> PromptFormat:
@@ -327,7 +329,8 @@ class Reranker(ScoringReranker):
 
     def _states(self, examples: Sequence[Example]) -> Floats:
         """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
-        encoder, keys = self.encoder, _keys(examples).tolist()
+        encoder = self.encoder
+        keys = _keys(examples).tolist()
         with encoder.lm.busy:  # of several threads one at a time
             if len(self._kept) * encoder.lm.width > _KEPT_NUMBERS:
                 self._kept.clear()
@@ -351,7 +354,8 @@ class Reranker(ScoringReranker):
                 or exemplars for each query are missing.
             ModelError: If the LM cannot be used.
         """
-        args, device = request.args, request.context.device
+        args = request.args
+        device = request.context.device
         if args.per_query:
             return NeighborReranker(request)
         encoder = PromptedEncoder.open(args, request.prompt, device)
@@ -364,11 +368,15 @@ class Reranker(ScoringReranker):
             ConfigError: If the similarity cannot be fitted.
         """
         self._check_states()
-        other, source = copy.copy(self), self.encoder.lm.source
+        other = copy.copy(self)
+        source = self.encoder.lm.source
         other.topic_weight = request.args.topic_weight or 0.0
-        other.corpus, other.context = request.corpus, request.context
+        other.corpus = request.corpus
+        other.context = request.context
         other.shard_rows = batch_budget(request.args.bank_shard_rows, self.encoder.lm.device)
-        made_of, name = self.encoder.fingerprint, bank_name(source.name)  # whatever the corpus
+        # whatever the corpus
+        made_of = self.encoder.fingerprint
+        name = bank_name(source.name)
         fields = {**made_of, **request.corpus.fingerprint}
         home = request.context.artifacts / "banks"
         other.bank = Bank(artifact_dir(home, name, fields), fields, inputs=source.inputs)
@@ -493,7 +501,8 @@ def _keys(examples: Sequence[Example]) -> Rows:
 
 def _open_pairs(args: RerankArguments, template: str | None, device: str) -> PairBankReranker:
     """Open a reranker of pairs for texts that are given."""
-    by, most = args.reranker, args.max_prompt_tokens
+    by = args.reranker
+    most = args.max_prompt_tokens
     options: _Arguments
     if by == "likelihood":
         named = {} if template is None else {"likelihood_template": template}

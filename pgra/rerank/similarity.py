@@ -294,7 +294,8 @@ class Fitting:
             ConfigError: If the name is unknown, or texts are too few.
         """
         self.name, self._class = name, find_similarity(name)
-        self._num_rows, self._kept = num_rows, reference.folder and reference.folder / FIT_FILE
+        self._num_rows = num_rows
+        self._kept = reference.folder and reference.folder / FIT_FILE
         labelled = sorted(reference.queries, key=lambda example: str(example.label))
         by_key = {query_key(example): example for example in labelled}
         drawn = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
@@ -342,7 +343,8 @@ class Fitting:
             return
 
         def measure(aside: Path) -> Mapping[str, Json]:
-            rows, keys = self.rows(), np.array(list(self._queries), np.int64)
+            rows = self.rows()
+            keys = np.array(list(self._queries), np.int64)
             self.fit_states(bank.states(rows), query_bank.states(keys))
             for name, array in vars(self.similarity).items():
                 write_array(aside / f"{name}.npy", array)
@@ -430,6 +432,7 @@ def _score(bank: Bank, rows: Rows, queries: Floats, similarity: Similarity) -> F
         for start in range(0, len(here), step):
             pairs = here[start : start + step]
             places = present[pairs]
-            left, right = passages[at[number[pairs]]], queries[places // rows.shape[1]]
+            left = passages[at[number[pairs]]]
+            right = queries[places // rows.shape[1]]
             scores[places] = np.vecdot(left, right)
     return scores.reshape(rows.shape)

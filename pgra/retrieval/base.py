@@ -262,7 +262,8 @@ class Recipe:
     def read(cls, folder: Path, *, stage: str | None = None) -> Self:
         """Read a finished index's recipe; ArtifactError if its corpus was not opened by name."""
         manifest = load_manifest(folder, stage=stage)
-        made, kept = manifest.fingerprint, manifest.counts.get("recipe")
+        made = manifest.fingerprint
+        kept = manifest.counts.get("recipe")
         if kept is None:
             raise ArtifactError(f"{folder} does not say what it was made from: build it again")
         sources = [str(at_home(name)) for name in kept["corpus"]["corpus"]]

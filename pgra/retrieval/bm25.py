@@ -58,7 +58,8 @@ class BM25Retriever(base.Retriever):
     @classmethod
     def open(cls, request: base.IndexRequest) -> Self:
         """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
-        args, fields = request.args, {**request.corpus.fingerprint, **_SETTINGS}
+        args = request.args
+        fields = {**request.corpus.fingerprint, **_SETTINGS}
         folder = artifact_dir(request.context.artifacts / base.INDEXES, "bm25", fields)
         if args.retriever == "bm25":  # hybrid's given folders are the dense one's
             folder = Path(args.index_dir or request.output_dir or folder)
@@ -74,7 +75,8 @@ class BM25Retriever(base.Retriever):
             context=request.context,
         )
         index = _quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True)
-        opened, num_reused = cls(index, fields), len(request.corpus) if built.reused else 0
+        opened = cls(index, fields)
+        num_reused = len(request.corpus) if built.reused else 0
         opened.built = [base.BuiltIndex(folder, built.manifest, num_reused)]
         return opened
 
@@ -94,7 +96,8 @@ class BM25Retriever(base.Retriever):
 
 
 def _build(request: base.IndexRequest, folder: Path) -> dict[str, Json]:
-    corpus, is_quiet = request.corpus, not request.context.shows_progress
+    corpus = request.corpus
+    is_quiet = not request.context.shows_progress
     index = index_texts(Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet))
     index.save(folder, show_progress=False)
     for path in folder.glob("*.npy"):
@@ -149,14 +152,16 @@ class HybridRetriever(base.Retriever):
         fused: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
         self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **fused}
         self._parts = (dense, bm25)
-        self.inputs, self.built = dense.inputs, [*dense.built, *bm25.built]
+        self.inputs = dense.inputs
+        self.built = [*dense.built, *bm25.built]
         self._num_passages = num_passages
 
     @classmethod
     def open(cls, request: base.IndexRequest) -> Self:
         from pgra.retrieval.dense import Index  # it brings torch
 
-        dense, bm25 = Index.open(request), BM25Retriever.open(request)
+        dense = Index.open(request)
+        bm25 = BM25Retriever.open(request)
         return cls(dense, bm25, len(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
@@ -178,7 +183,8 @@ def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
             for rank, row in enumerate(ranking.rows[line].tolist(), 1):
                 gains[row] = gains.get(row, 0) + 1 / (FUSION_CONSTANT + rank)
         gains.pop(MISSING_ROW, None)
-        rows, scores = np.array([[*gains]], np.int64), np.array([[*gains.values()]], np.float32)
+        rows = np.array([[*gains]], np.int64)
+        scores = np.array([[*gains.values()]], np.float32)
         best = Candidates.best(rows, scores, k)
         found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
     return found

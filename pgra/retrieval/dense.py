@@ -119,7 +119,8 @@ class Index(Retriever):
         factor = _rescore_factor(request.args)
         own: dict[str, Json] = {"rescore_factor": factor} if factor else {}
         self.fingerprint = {**built.manifest.fingerprint, **self.encoder.query_fingerprint, **own}
-        self.inputs, self.built = [self.encoder.inputs], [built]
+        self.inputs = [self.encoder.inputs]
+        self.built = [built]
         self.keeper: TemporaryFolder | None = None
         self._index = _open_index(built, factor, request.context.device)
 
@@ -227,7 +228,9 @@ class Index(Retriever):
             ConfigError: If the hub refuses token, id or upload.
             ArtifactError: If the index does not say what it was made from.
         """
-        recipe, copy, encoder = Recipe.read(self.folder), TemporaryFolder(), Path(self.args.encoder)
+        recipe = Recipe.read(self.folder)
+        copy = TemporaryFolder()
+        encoder = Path(self.args.encoder)
         folders = {
             _PLACE: self.folder,
             Path("corpora", recipe.corpus_folder.name): self.corpus.folder,
@@ -305,7 +308,8 @@ def _open_index(built: BuiltIndex, factor: int, device: str) -> Any:
     import faiss
 
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
-    where, file = choose_device(device), built.folder / _FAISS
+    where = choose_device(device)
+    file = built.folder / _FAISS
     is_exact = built.manifest.counts["is_exact"]
     if not file.exists() or (is_exact and (where.type == "cuda" or not source.fits_in_memory)):
         return replace(source, device=str(where))
@@ -328,7 +332,9 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
         PartDone: If this is a part of a job, and has encoded its share.
     """
-    args, corpus, context = request.args, request.corpus, request.context
+    args = request.args
+    corpus = request.corpus
+    context = request.context
     fields = _fields(request, encoder)
     if args.index_dir is not None:
         folder = Path(args.index_dir)
@@ -372,7 +378,10 @@ def _build(
     Processes share the shards; the main one makes the FAISS index. This job holds the folder's
     lock, unless it is a part, which ends with its shards.
     """
-    args, corpus, context, began = request.args, request.corpus, request.context, time.monotonic()
+    args = request.args
+    corpus = request.corpus
+    context = request.context
+    began = time.monotonic()
     shards = plan_shards(folder, len(corpus), args.shard_rows)
     kept = {part for shard in shards for part in (shard.path, shard.record_path)}
     made_of = vectors_digest(corpus.fingerprint, encoder)
@@ -539,7 +548,8 @@ def encode_shards(
         write_sealed(shard.record_path, record)
         shard.taken_path.unlink(missing_ok=True)
 
-    total, is_quiet = sum(map(len, shards)), not (context.shows_progress and shards)
+    total = sum(map(len, shards))
+    is_quiet = not (context.shows_progress and shards)
     taken: Iterable[Shard] = shards
     if context.part is not None:
         is_there = partial(Shard.is_done, made_of=made_of, compare=False)

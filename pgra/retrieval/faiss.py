@@ -41,7 +41,8 @@ _SHARE = 0.5  # of the machine's memory: an exact index that takes more gets no 
 # passages, 150 hits: 96 queries/s against 1,031). From two queries on the product is as fast, and
 # for one the comparison is (91 against 53).
 _LEAST_QUERIES = 2
-_ALWAYS, _NEVER = 1, 1 << 30
+_ALWAYS = 1
+_NEVER = 1 << 30
 _SPARE = 32  # hits beyond those asked for that are scored again
 _GATHERED = 1 << 28  # numbers that are scored again at once
 _GPU_ROWS = 1 << 17  # vectors that are multiplied at once
@@ -238,10 +239,12 @@ def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
             break
     else:
         return {}
-    last, found = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE), 0.0
+    last = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE)
+    found = 0.0
     while True:
         space.set_index_parameter(index, name, value)
-        before, found = found, recall()
+        before = found
+        found = recall()
         is_stuck = found - before < _WORTH_IT and before > 0
         if found >= GOOD_RECALL or is_stuck or value >= last:
             return {name: value}
@@ -271,7 +274,9 @@ class Rescored:
     """
 
     def __init__(self, index: Any, read: Callable[[Rows], Vectors], *, factor: int) -> None:
-        self._index, self._read, self._factor = index, read, factor
+        self._index = index
+        self._read = read
+        self._factor = factor
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows, (B, k) each, of the best of the index's k times `factor` hits."""

@@ -86,7 +86,8 @@ class LeakGuard:
         if jaccard is None:
             return lambda _: False
         own = text_key(query).split()
-        words, content = frozenset(own), _content(own)
+        words = frozenset(own)
+        content = _content(own)
 
         def is_leak(row: int) -> bool:
             theirs = self._words_of(row)
@@ -134,10 +135,12 @@ class LeakGuard:
         most = len(self.distinct)
         depth = min(most, k + 1 if depth is None else depth)
         while True:
-            found, shown = search(depth), Candidates.missing(len(queries), k)
+            found = search(depth)
+            shown = Candidates.missing(len(queries), k)
             dropped = np.zeros(len(queries), dtype=np.int64)
             for line, query in enumerate(queries):
-                is_leak, kept = self.leaks(query), 0
+                is_leak = self.leaks(query)
+                kept = 0
                 for row, score in zip(found.rows[line].tolist(), found.scores[line], strict=True):
                     if row == MISSING_ROW or kept == k:
                         break
@@ -213,7 +216,9 @@ class Neighbors:
         With a `root`, the folder of the task's neighbors, vectors are kept there. With None they
         are kept in memory alone, and the collection may grow at its end.
         """
-        self.examples, self._open, self._root = examples, open_encoder, root
+        self.examples = examples
+        self._open = open_encoder
+        self._root = root
         self._vectors: Vectors | None = None
 
     @cached_property
@@ -232,7 +237,8 @@ class Neighbors:
 
     def vectors(self, context: Context = ALONE) -> Vectors:
         """Encode the collection, or read its vectors: (n, D) float32. The main process encodes."""
-        root, known = self._root, self._vectors
+        root = self._root
+        known = self._vectors
         if root is None:
             count = 0 if known is None else len(known)
             if known is None or count < len(self.examples):

@@ -66,7 +66,8 @@ def read_query_table(path: Path) -> dict[str, str]:
 
 def _pairs(path: Path) -> Iterator[Record]:
     for number, line in enumerate(read_lines(path), 1):
-        place, cells = f"{path}, line {number}", line.strip("\r\n").split("\t")
+        place = f"{path}, line {number}"
+        cells = line.strip("\r\n").split("\t")
         if number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
             logger.warning("%s: '%s' is a header and left out", place, " ".join(cells))
         elif len(cells) == 2:
@@ -318,7 +319,9 @@ class RunRetriever(Retriever):
         fingerprint: Mapping[str, Json],
         inputs: Inputs,
     ) -> None:
-        self._scores, self.fingerprint, self.inputs = scores, fingerprint, [inputs]
+        self._scores = scores
+        self.fingerprint = fingerprint
+        self.inputs = [inputs]
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -332,9 +335,12 @@ class RunRetriever(Retriever):
         name = request.args.retriever.partition(":")[2]
         options = request.options
         assert isinstance(options, RunFileArguments)  # its own
-        path, queries_path, corpus = Path(name), Path(options.run_queries), request.corpus
+        path = Path(name)
+        queries_path = Path(options.run_queries)
+        corpus = request.corpus
         inputs = Inputs.of(file for file in (path, queries_path) if file.is_file())
-        queries, run = read_query_table(queries_path), read_run(path)
+        queries = read_query_table(queries_path)
+        run = read_run(path)
         docnos = {docno for lines in run.values() for docno in lines}
         rows = find_rows(corpus, docnos)
         if unknown := sorted(docnos - rows.keys()):
