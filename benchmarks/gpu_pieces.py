@@ -29,12 +29,12 @@ from usual import Reading, batches, train_usual
 
 from pgra.artifacts import package_versions
 from pgra.commands.common import say
-from pgra.core import Example
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.retrieval.dense import plan_shards, vector_source
+from pgra.types import Example
 
 TOKENIZERS = {"lm": TOKENIZER, "t5": T5_TOKENIZER}
 SHARD = 8192  # of texts, as a bank on a GPU has them

@@ -39,7 +39,7 @@ from measuring import (
 from subjects import count_operations
 
 from pgra.cli import run
-from pgra.core import Context, Example
+from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task
@@ -47,6 +47,7 @@ from pgra.lm.base import DTYPES
 from pgra.lm.generate import LocalLM
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
+from pgra.types import Example
 
 STOP = "\n"
 SEED = 0

@@ -17,9 +17,9 @@ import torch
 
 from pgra.artifacts import package_versions, write_json
 from pgra.commands.common import quiet_libraries, say
-from pgra.core import Json
 from pgra.errors import ConfigError
 from pgra.lm.kernels import packed_for
+from pgra.types import Json
 
 MIB = 1 << 20
 

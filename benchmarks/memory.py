@@ -19,12 +19,12 @@ import numpy as np
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 
 from pgra.cli import run
-from pgra.core import Json
 from pgra.errors import ConfigError
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import EditLookup, EncoderLookup, Lookup
 from pgra.memory.memory import Memory
 from pgra.retrieval.faiss import Vectors
+from pgra.types import Json
 
 QUICK_SIZES = (2_000,)
 SIZES = (10_000, 100_000)

@@ -47,7 +47,7 @@ from usual import PADDED, Reading, batches, decide_usual, train_usual
 
 from pgra.cli import run
 from pgra.commands.common import quiet_libraries
-from pgra.core import Context
+from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import Task

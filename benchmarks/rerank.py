@@ -39,13 +39,14 @@ from measuring import (
 from subjects import count_operations, open_lm, read_reviews
 
 from pgra.cli import run
-from pgra.core import Context, run_overlapped
+from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.lm.base import DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
+from pgra.parallel import run_overlapped
 from pgra.prompts import FewShotPrompt
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments

@@ -28,7 +28,7 @@ from sklearn.model_selection import StratifiedKFold
 import pgra
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.core import Context
+from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
 from pgra.report.metrics import bootstrap_mean, compare_means, has_answer, interval_95

@@ -18,8 +18,8 @@ from safetensors.torch import load_model
 from subjects import open_plain, open_reader
 from transformers.modeling_outputs import BaseModelOutput
 
-from pgra.core import Example
 from pgra.prompts import Verbalizer
+from pgra.types import Example
 
 PADDED = 128  # the released text_maxlength
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pgra
 from pgra.cli import run
-from pgra.core import Context
+from pgra.context import Context
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
 

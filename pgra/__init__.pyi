@@ -1,6 +1,5 @@
 """The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
 
-from pgra.core import Candidates, Example, Hit
 from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import PgraError
@@ -13,6 +12,7 @@ from pgra.rerank.base import BaseReranker, RerankRequest
 from pgra.rerank.reranker import Reranker
 from pgra.retrieval.dense import Index
 from pgra.runs import Answer, Run, train
+from pgra.types import Candidates, Example, Hit
 
 __version__: str
 

@@ -32,8 +32,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.core import ALONE, Context, Json
+from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError, DamageError, cut, name_file, reading
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

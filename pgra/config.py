@@ -425,7 +425,7 @@ def parse_arguments(
     values |= _typed(vars(given), kinds)
     parsed: list[Any] = [_make(cls, values) for cls in classes]
     _check_written(parsed)
-    from pgra.core import check_device
+    from pgra.context import check_device
 
     for group in parsed:
         if (device := vars(group).get("device")) is not None:  # before anything is read

@@ -19,13 +19,13 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pgra.arrays import Counts
 from pgra.config import choose
-from pgra.core import Example, Json
 from pgra.data.tasks import GenerationTask, Task, check_slots, check_words
 from pgra.data.text import word_key
 from pgra.errors import ConfigError, DataError
+from pgra.types import Example, Json
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,6 @@ def answer_words(words: Mapping[str, str]) -> list[str]:
 # limit" of some query; here the other queries keep theirs.
 
 
-Counts = npt.NDArray[np.int64]
 CountTokens = Callable[[Sequence[str]], list[int]]
 # returns all prompts of a query (by its index) with so many of its exemplars
 Write = Callable[[int, int], Sequence[str]]

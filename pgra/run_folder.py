@@ -22,11 +22,11 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.config import config_root
-from pgra.core import Json
 from pgra.data.read import push_folder
 from pgra.errors import ArtifactError, DamageError
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.report.results import FREE, METRICS_FILE, read_metrics, read_object
+from pgra.types import Json
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"

@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_sealed,
     write_text,
 )
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Query, Turn, is_query, read_queries
+from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import Rows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
@@ -39,6 +39,7 @@ from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.methods.arguments import RunArguments, WorthArguments
 from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
 from pgra.methods.worth import measure_worth, take_evidence
+from pgra.parallel import Turn
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.record import Reader, find_reader
@@ -71,6 +72,7 @@ from pgra.run_folder import (
     reader_checksum,
     remove_checkpoints,
 )
+from pgra.types import UNDECIDED, Example, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from hypothesis import settings, strategies
 
-from pgra.core import Example
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.methods.arguments import RunArguments, RuntimeArguments
 from pgra.reader.arguments import ReaderArguments
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
+from pgra.types import Example
 
 # Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
 # turns the collector on again.

@@ -3,8 +3,8 @@
 import numpy as np
 
 from pgra.artifacts import write_sealed
-from pgra.core import Example, Prediction
 from pgra.report.results import Decisions, EvidenceLine, write_results
+from pgra.types import Example, Prediction
 
 NAMES = ("bad", "good")
 

@@ -59,7 +59,7 @@ def _be(function, args):
     """Be one of the processes, to Python's own end, which a fork does not come to by itself."""
     import torch.distributed as dist
 
-    from pgra.core import cpu_group
+    from pgra.parallel import cpu_group
 
     signal.alarm(LONGEST_SECONDS)  # it ends one that hangs, and the agent ends the others
     given = function(*args)

@@ -2,7 +2,7 @@
 
 from conftest import SENTENCES
 
-from pgra.core import Context
+from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.retrieval import IndexRequest, find_retriever, open_retriever
 from pgra.retrieval.base import RetrieverArguments

@@ -19,7 +19,7 @@ from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArgumen
 from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
-    from pgra.core import Context
+    from pgra.context import Context
     from pgra.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def given_names(words: Sequence[str]) -> set[str]:
 
 def join_run(words: Sequence[str]) -> "Context":
     """Join the other processes of `accelerate launch`."""
-    from pgra.core import join_context
+    from pgra.context import join_context
 
     is_on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
     with _loading():

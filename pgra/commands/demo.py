@@ -9,10 +9,11 @@ from pgra.commands.common import about, join_run, parse_run, quiet_libraries, sa
 from pgra.config import config_root, wants_help
 
 if TYPE_CHECKING:
-    from pgra.core import Context, Json
+    from pgra.context import Context
     from pgra.methods.arguments import RunArguments
     from pgra.report.metrics import Difference
     from pgra.report.results import Trial
+    from pgra.types import Json
 
 # By name: the folder, and the arguments that differ.
 READERS = {

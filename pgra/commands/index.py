@@ -9,10 +9,11 @@ from pathlib import Path
 
 from pgra.commands.common import about, given_names, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.core import MISSING_ROW, Candidates, Context, Worker, as_query, join_context
+from pgra.context import Context, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ConfigError, PartDone, check_alone, visible
 from pgra.methods.arguments import RuntimeArguments
+from pgra.parallel import Worker
 from pgra.retrieval.base import (
     IndexRequest,
     Recipe,
@@ -21,6 +22,7 @@ from pgra.retrieval.base import (
     open_retriever,
 )
 from pgra.retrieval.trec import NUM_CANDIDATES, QueryFileArguments, finish_run
+from pgra.types import MISSING_ROW, Candidates, as_query
 
 _SHOWN = 5  # passages of a text: a person reads them
 

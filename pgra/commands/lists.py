@@ -12,13 +12,13 @@ from statistics import fmean
 
 from pgra.commands.common import about, say
 from pgra.config import arg, parse_arguments
-from pgra.core import Example
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled, install_command
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments, open_named, read_split
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
 from pgra.prompts import Verbalizer, line_format, task_format
+from pgra.types import Example
 
 _UNUSED = (
     "max_train_samples",

@@ -13,7 +13,7 @@ from typing import Any
 
 from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
 from pgra.config import Arguments, arg, choose, parse_arguments, wants_help
-from pgra.core import Context
+from pgra.context import Context
 from pgra.errors import ConfigError, visible
 from pgra.memory.chat import Conversation, Talk, entry_number, show_entry
 from pgra.memory.families import Family, load_family

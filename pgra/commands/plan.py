@@ -14,8 +14,9 @@ from pgra.errors import ConfigError
 from pgra.methods.arguments import RunArguments, WorthArguments
 
 if TYPE_CHECKING:
-    from pgra.core import Example, Rows
+    from pgra.arrays import Rows
     from pgra.methods.stages import Stages
+    from pgra.types import Example
 
 _TIMED = 2  # batches: the first loads the model and is slow
 _ROWS = 150  # passages of a batch at most
@@ -63,7 +64,7 @@ def show_plan(args: RunArguments) -> str:
             "--dry_run counts what a second stage has yet to read, and this run has none: "
             "leave out --dry_run"
         )
-    from pgra.core import ALONE
+    from pgra.context import ALONE
     from pgra.methods.stages import Stages
 
     plan = make_plan(Stages.read(args, ALONE))
@@ -79,7 +80,7 @@ def show_plan(args: RunArguments) -> str:
 
 def make_plan(stages: "Stages", *, timed: bool = True) -> Plan:
     """Run the first stage, and count what the second has yet to read."""
-    from pgra.core import MISSING_ROW
+    from pgra.types import MISSING_ROW
 
     stages.open()
     examples, rows = stages.wanted()
@@ -143,7 +144,7 @@ def worth(argv: Sequence[str] | None = None) -> int:
         **about(worth),
     )
     quiet_libraries()
-    from pgra.core import Context
+    from pgra.context import Context
     from pgra.methods.worth import measure_worth, worth_table
 
     context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)

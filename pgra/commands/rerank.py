@@ -8,14 +8,14 @@ from pgra.commands import common
 from pgra.commands import index as first_stage
 from pgra.commands.index import TextArguments, WorkArguments, run_by_ray
 from pgra.config import Arguments, arg
-from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import RunArguments
 from pgra.reader.arguments import ReaderArguments
 from pgra.retrieval.trec import QueryFileArguments, finish_run
+from pgra.types import MISSING_ROW
 
 if TYPE_CHECKING:
-    from pgra.core import Context
+    from pgra.context import Context
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     stages for all splits of the task, and says where their products lie. With --retriever
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
-    from pgra.core import join_context
+    from pgra.context import join_context
 
     parts, (texts, own, show, work) = common.parse_stages(
         words,
@@ -113,8 +113,8 @@ def _rerank_splits(args: RunArguments, context: "Context") -> str:
 
 def _open(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
     """Open the stages, and write texts as queries."""
-    from pgra.core import Example
     from pgra.methods.stages import Stages
+    from pgra.types import Example
 
     is_bare = args.data.task is None and texts
     search = Stages.without_task(args, context) if is_bare else Stages.read(args, context)

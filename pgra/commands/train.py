@@ -163,7 +163,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         [EvaluateArguments], argv, prog="pgra evaluate", **common.about(evaluate)
     )
     common.quiet_libraries()
-    from pgra.core import join_context
+    from pgra.context import join_context
     from pgra.runs import evaluate_run
 
     names = ("test_file", "decode", "device", "artifacts_dir")

@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from pgra.artifacts import artifact_dir, at_home, build_once, write_lines
 from pgra.config import choose, config_root, read_yaml
-from pgra.core import Json
 from pgra.errors import PgraError
 from pgra.progress import quiet_transformers
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

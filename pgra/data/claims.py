@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from pgra.artifacts import Artifact, build_once, is_finished, write_lines
 from pgra.config import Arguments, arg
-from pgra.core import Json
 from pgra.data.corpus import Corpus
 from pgra.data.tasks import LABEL
 from pgra.data.text import LEAK_JACCARD, split_words
 from pgra.errors import ArtifactError, DataError
+from pgra.types import Json
 
 KINDS = ("year", "number", "entity")
 CORPUS_FILE = "corpus.txt"

@@ -21,12 +21,13 @@ import numpy as np
 import xxhash
 
 from pgra import artifacts as store
+from pgra.arrays import Rows
 from pgra.config import Arguments, arg
-from pgra.core import MISSING_ROW, Json, Rows, as_texts
 from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.errors import ConfigError, DamageError, DataError, reading, show, unknown_name
 from pgra.progress import Bar
+from pgra.types import MISSING_ROW, Json, as_texts
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
-from pgra.core import Example, Json, as_list
 from pgra.data.bundled import BUNDLED, bundled_task_files
 from pgra.data.read import (
     Record,
@@ -32,6 +31,7 @@ from pgra.data.read import (
 from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError, DataError, reading, show
+from pgra.types import Example, Json, as_list
 
 logger = logging.getLogger(__name__)
 

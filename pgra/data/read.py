@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pgra.artifacts import at_home
-from pgra.core import as_text
 from pgra.errors import ArtifactError, ConfigError, DataError, cut, reading, show, unknown_name
+from pgra.types import as_text
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
 PACKED = (".gz", ".zst")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
+from pgra.arrays import Vectors
 from pgra.artifacts import TemporaryFolder
-from pgra.core import Example, Json, Turn, as_texts, run_overlapped
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
@@ -27,9 +27,10 @@ from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.lm.load import ModelSource
+from pgra.parallel import Turn, run_overlapped
 from pgra.progress import Bar
+from pgra.types import Example, Json, as_texts
 
-Vectors = npt.NDArray[np.float32]
 DEFAULT_MAX_TOKENS = 128  # as the paper's code and SimCSE's tool, where a model does not say
 _CHUNK = 8192  # texts tokenised, sorted and moved at once: bounds memory, and sorts well
 _TOKENS = 32  # of a text, about

@@ -21,15 +21,16 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from pgra.arrays import Counts, Rows, Scores, Vectors
 from pgra.artifacts import digest
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 from pgra.data.text import text_key
 from pgra.encoders import EncoderArguments, PassageEncoderArguments, load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
-from pgra.retrieval.faiss import Vectors, nearest
-from pgra.retrieval.neighbors import Counts, ExampleEncoder, LeakGuard, Neighbors
+from pgra.retrieval.faiss import nearest
+from pgra.retrieval.neighbors import ExampleEncoder, LeakGuard, Neighbors
+from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 _ORDER_SEED = 0x0DE5
 Groups = Mapping[str | None, list[int]]  # rows of a pool by label

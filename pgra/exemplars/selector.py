@@ -13,18 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import from_values
-from pgra.core import (
-    ALONE,
-    Context,
-    Example,
-    Json,
-    Query,
-    Turn,
-    as_list,
-    check_count,
-    is_query,
-    read_queries,
-)
+from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
@@ -39,8 +28,10 @@ from pgra.exemplars.selection import (
     group_rows,
     open_similarity,
 )
+from pgra.parallel import Turn
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
+from pgra.types import Example, Json, Query, as_list, check_count, is_query, read_queries
 
 if TYPE_CHECKING:
     from pgra.lm.prefix import PromptedEncoder

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest, file_checksum, set_aside, write_json, write_lines, write_text
-from pgra.core import Json
 from pgra.errors import ConfigError, DamageError, DataError
 from pgra.reader import RECORD_FILE
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
@@ -34,6 +33,7 @@ from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
 from pgra.report.results import Trial, load_collection, read_lines
 from pgra.report.tables import Cell, Table, save_figure
+from pgra.types import Json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

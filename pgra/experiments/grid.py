@@ -30,13 +30,14 @@ from typing import Any
 
 from pgra import config
 from pgra.artifacts import write_sealed
-from pgra.core import ALONE, Context, Json
+from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import find_method, find_sections
 from pgra.reader import READER_FOLDER
 from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, remove_checkpoints
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 Light: nothing heavy is imported until an LM is opened, and an endpoint needs no torch.
 """
 
-from pgra.core import Context
+from pgra.context import Context
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pgra.arrays import Scores
 from pgra.config import Arguments, arg
-from pgra.core import Json, Scores
 from pgra.errors import ConfigError, ModelError
 from pgra.prompts import CHATS
+from pgra.types import Json
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")

@@ -17,9 +17,10 @@ from pathlib import Path
 import xxhash
 
 from pgra.artifacts import DatabaseKind, digest, open_database
-from pgra.core import ALONE, Context, Json
+from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgra.core import Json, Scores, Turn
+from pgra.arrays import Scores
 from pgra.errors import ConfigError, ModelError, show
 from pgra.lm import load
 from pgra.lm.base import VLLM, Advance, Engine, LMArguments, StateArguments
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import tolerance
 from pgra.lm.remote import StateServer
+from pgra.parallel import Turn
 from pgra.prompts import Chat
+from pgra.types import Json
 
 _NO_LIMIT = 1 << 20
 SHOWN = 60  # characters of a prompt in a message

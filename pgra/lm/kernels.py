@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pgra.core import machine_memory
+from pgra.context import machine_memory
 from pgra.lm.batching import send
 
 logger = logging.getLogger(__name__)

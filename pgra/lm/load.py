@@ -20,11 +20,12 @@ import torch
 import xxhash
 
 from pgra import artifacts as store
-from pgra.core import Json, check_device
+from pgra.context import check_device
 from pgra.data.bundled import BUNDLED, bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.progress import quiet_transformers
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from pgra.artifacts import Inputs
-from pgra.core import Example, Json
 from pgra.errors import ConfigError
 from pgra.lm import batching, kernels
 from pgra.lm.base import Advance, StateArguments
@@ -30,6 +29,7 @@ from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.progress import Bar
 from pgra.prompts import FewShotPrompt
+from pgra.types import Example, Json
 
 logger = logging.getLogger(__name__)
 

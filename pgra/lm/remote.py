@@ -27,8 +27,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from pgra.arrays import Scores
 from pgra.artifacts import digest
-from pgra.core import Json, Scores
 from pgra.errors import ConfigError, ModelError, cut, show
 from pgra.lm.base import (
     AUTO,
@@ -42,6 +42,7 @@ from pgra.lm.base import (
     LMArguments,
 )
 from pgra.lm.cache import AnswersCache
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

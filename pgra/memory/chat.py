@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.config import choose
-from pgra.core import is_utf8
 from pgra.data.read import whole_number
 from pgra.errors import DataError, PgraError, visible
 from pgra.memory.families import ANY, Family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
 from pgra.memory.stream import BuiltPrompt, MemPrompt, PromptedLM
+from pgra.types import is_utf8
 
 if TYPE_CHECKING:
     from starlette.responses import Response

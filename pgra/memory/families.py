@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pgra.config import find_yaml, from_yaml
-from pgra.core import Example
 from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError, DataError, show
 from pgra.prompts import PromptFormat, PromptTemplate
+from pgra.types import Example
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Adafactor, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 from pgra.artifacts import digest, lock_folder, write_checksums
-from pgra.core import Context, Json
+from pgra.context import Context
 from pgra.errors import ArtifactError, DataError
 from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 from pgra.memory import lookup
@@ -26,6 +26,7 @@ from pgra.memory.memory import Memory
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import ReaderModule
 from pgra.reader.train import Trainable, TrainResult, fit
+from pgra.types import Json
 
 _QUESTION_TOKENS = 512  # read by the generator
 _FEEDBACK_TOKENS = 64  # written by it

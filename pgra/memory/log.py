@@ -35,10 +35,10 @@ from pgra.artifacts import (
     open_database,
 )
 from pgra.config import from_values
-from pgra.core import is_utf8
 from pgra.data.read import check_file, read_table
 from pgra.errors import ArtifactError, DataError, PgraError, cut
 from pgra.memory.families import plain
+from pgra.types import is_utf8
 
 MEMORY = DatabaseKind(
     name="memory",

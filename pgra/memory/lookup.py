@@ -20,15 +20,17 @@ import numpy.typing as npt
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
+from pgra.arrays import Rows
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
-from pgra.core import Context, Json, Rows
+from pgra.context import Context
 from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
 from pgra.encoders import load_encoder
 from pgra.errors import ConfigError
 from pgra.memory.families import ANY, Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
 from pgra.retrieval.bm25 import index_texts
+from pgra.types import Json
 
 LOOKUPS: Mapping[str, str] = {
     "bm25": "pgra.memory.lookup:Bm25Lookup",

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.core import Context, as_query, check_count
+from pgra.context import Context
 from pgra.errors import ConfigError, DataError
 from pgra.memory.families import as_data, fill
 from pgra.memory.log import FeedbackLog, MemoryEntry, check_length, now, read_events
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
+from pgra.types import as_query, check_count
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
 # of the prompts in configs/memory_prompts

@@ -29,7 +29,7 @@ import numpy as np
 
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
 from pgra.config import arg
-from pgra.core import Candidates, Context, Example, Json
+from pgra.context import Context
 from pgra.data.read import read_table
 from pgra.data.text import LEAK_JACCARD
 from pgra.errors import DataError
@@ -61,6 +61,7 @@ from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
 from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
+from pgra.types import Candidates, Example, Json
 
 logger = logging.getLogger(__name__)
 

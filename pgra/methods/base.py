@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from pgra.arrays import Scores
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
-from pgra.core import Context, Example, Json, Scores
+from pgra.context import Context
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import AnsweredExample, DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task, load_any_task
@@ -32,6 +33,7 @@ from pgra.report.metrics import measure, measure_written
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
+from pgra.types import Example, Json
 
 SPLITS = ("train", "dev", "test")
 _BOOTSTRAP_SEED = 0

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from pgra.arrays import Scores, Vectors
 from pgra.artifacts import artifact_dir
-from pgra.core import Example, Json, Query, Scores, is_query
 from pgra.data.examples import Rows, open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, Task
@@ -28,8 +28,9 @@ from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_temperature
 from pgra.rerank.bank import Bank, bank_name, query_key
-from pgra.rerank.head import Floats, affine, check_labels, fit_head
+from pgra.rerank.head import affine, check_labels, fit_head
 from pgra.rerank.reranker import Reranker
+from pgra.types import Example, Json, Query, is_query
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class Classifier:
     """
 
     labels: Sequence[Any]
-    weights: Floats  # (C, H + 1), the bias at the end
-    stats: Floats  # mean and spread of the states by column, (2, H)
+    weights: Vectors  # (C, H + 1), the bias at the end
+    stats: Vectors  # mean and spread of the states by column, (2, H)
     accuracy: float
 
     def __init__(
@@ -105,7 +106,7 @@ class Classifier:
         made.labels = labels
         return made
 
-    def fit(self, states: Floats, examples: Sequence[Example]) -> Self:
+    def fit(self, states: Vectors, examples: Sequence[Example]) -> Self:
         """Fit the head, in place, to the states of labelled examples, (n, H).
 
         Raises:
@@ -123,7 +124,7 @@ class Classifier:
         logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
         return self
 
-    def score(self, states: Floats) -> Scores:
+    def score(self, states: Vectors) -> Scores:
         """Return the log-probabilities of labels, less a constant, (n, C) float32."""
         return affine((states - self.stats[0]) / self.stats[1], self.weights)
 
@@ -214,7 +215,7 @@ class HeadMethod(Method):
             for split in splits:
                 self._read(self.data.examples(split))
 
-    def _read(self, examples: Sequence[Example]) -> Floats:
+    def _read(self, examples: Sequence[Example]) -> Vectors:
         """Return states, (n, H); those of splits are kept in the LM's bank of queries."""
         encoder = self.classifier.encoder
         if all(list(examples) != self.data.examples(split) for split in SPLITS):

@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
+from pgra.arrays import Scores
 from pgra.data.tasks import GenerationTask
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
@@ -39,6 +39,7 @@ from pgra.prompts import Fit, Verbalizer, answer_words, fit_prompts, task_format
 from pgra.reader.calibration import Calibration, fit_calibration
 from pgra.report.metrics import normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
+from pgra.types import UNDECIDED, Example, Json, Prediction
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 _ASKED = 128  # examples of the pool that the LM decides to show its label bias

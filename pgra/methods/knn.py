@@ -12,12 +12,13 @@ order of the training file.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pgra.core import Example, Json, Prediction, Rows
+from pgra.arrays import Rows
 from pgra.errors import ConfigError
 from pgra.exemplars.selection import vote
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
+from pgra.types import Example, Json, Prediction
 
 NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Example
+from pgra.arrays import Vectors
 from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder
 from pgra.methods.arguments import METHODS, RunArguments
@@ -34,8 +34,8 @@ from pgra.reader.inputs import (
     fit_queries,
     tokenize_parts,
 )
+from pgra.types import Example
 
-Vectors = npt.NDArray[np.float32]
 _SHARE = 0.5  # of a label's examples, those nearest to the query
 
 

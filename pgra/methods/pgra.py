@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pgra.arrays import Scores
 from pgra.artifacts import check_fingerprint
-from pgra.core import Context, Example, Json, Scores
+from pgra.context import Context
 from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask, Task, bare_task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
@@ -46,6 +47,7 @@ from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
 from pgra.run_folder import write_card
+from pgra.types import Example, Json
 
 logger = logging.getLogger(__name__)
 

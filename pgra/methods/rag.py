@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
+from pgra.arrays import Rows, Scores
+from pgra.context import ALONE, Context
 from pgra.encoders.encoder import Encoder
 from pgra.errors import DamageError, reading
 from pgra.lm.batching import GroupCost
@@ -44,6 +45,7 @@ from pgra.reader.predict import T5Classifier
 from pgra.report.results import EvidenceLine
 from pgra.retrieval import open_retriever
 from pgra.retrieval.dense import find_shards, read_rows
+from pgra.types import MISSING_ROW, Candidates, Example
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
 _BATCH = 64  # queries at once, without gradients

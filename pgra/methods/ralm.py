@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pgra.core import Example, Json, Scores
+from pgra.arrays import Scores
 from pgra.data.examples import AnsweredExample
 from pgra.data.tasks import GenerationTask
 from pgra.errors import DamageError, reading
@@ -30,6 +30,7 @@ from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fi
 from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
+from pgra.types import Example, Json
 
 
 def write_prompt(query: str, evidence: Sequence[str], num_words: int) -> str:

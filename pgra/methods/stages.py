@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from pgra.arrays import Rows
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
-from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows
+from pgra.context import Context
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.tasks import bare_task
 from pgra.errors import ConfigError
@@ -32,6 +33,7 @@ from pgra.rerank import BaseReranker, Reference, RerankRequest, find_reranker, o
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
+from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pgra.arrays import Scores, log_softmax
 from pgra.artifacts import artifact_dir, build_once, digest, write_sealed
-from pgra.core import Candidates, Context, Example, Json, Scores, log_softmax
+from pgra.context import Context
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError, ModelError
 from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
@@ -35,6 +36,7 @@ from pgra.report.tables import Table
 from pgra.rerank import Reference
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.reranker import Reranker
+from pgra.types import Candidates, Example, Json
 
 CONTROL = "random"
 _FILE = "worth.json"

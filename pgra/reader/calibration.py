@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Prediction, Scores, log_softmax
+from pgra.arrays import Scores, log_softmax
 from pgra.errors import ConfigError, ModelError
+from pgra.types import Prediction
 
 Places = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]

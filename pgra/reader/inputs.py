@@ -14,11 +14,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Example, Scores
+from pgra.arrays import Scores
 from pgra.errors import ConfigError
 from pgra.lm.batching import GroupCost
 from pgra.prompts import Verbalizer
 from pgra.reader.fid import IGNORED, TokenIds, pack_segments, pad_rows
+from pgra.types import Example
 
 # Tokenised inputs of the reader.
 

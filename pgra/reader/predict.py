@@ -10,15 +10,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.core import ALONE, Context, Prediction, Scores, gather
+from pgra.arrays import Scores
+from pgra.context import ALONE, Context
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
+from pgra.parallel import gather
 from pgra.progress import Bar
 from pgra.prompts import SLOT, SLOT_END, Verbalizer
 from pgra.reader.calibration import Calibration, decide
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
 from pgra.reader.train import Trainable
+from pgra.types import Prediction
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256

@@ -17,17 +17,19 @@ from pgra.artifacts import (
     record_files,
     write_sealed,
 )
-from pgra.core import Context, Json, Prediction, Query, Turn, as_list, as_texts, read_queries
+from pgra.context import Context
 from pgra.data.read import fetch_folder
 from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
+from pgra.parallel import Turn
 from pgra.prompts import FewShotPrompt, Verbalizer
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.calibration import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import T5Classifier
+from pgra.types import Json, Prediction, Query, as_list, as_texts, read_queries
 
 FORMAT = 3
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind

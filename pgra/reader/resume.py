@@ -29,8 +29,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums, write_json
-from pgra.core import Worker, cpu_group, gather
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
+from pgra.parallel import Worker, cpu_group, gather
 from pgra.reader.fid import ReaderModule
 
 logger = logging.getLogger(__name__)

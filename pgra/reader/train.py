@@ -31,9 +31,10 @@ from torch.utils.data import DataLoader
 from transformers import get_scheduler, set_seed
 
 from pgra.artifacts import write_aside, write_text
-from pgra.core import Context, Worker, gather
+from pgra.context import Context
 from pgra.errors import ModelError
 from pgra.lm.load import choose_device
+from pgra.parallel import Worker, gather
 from pgra.progress import Bar
 from pgra.reader.arguments import LOSSES_FILE, TrainingArguments
 from pgra.reader.fid import IGNORED, ReaderModule

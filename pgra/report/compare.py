@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 
 from pgra.config import choose, config_root, read_yaml
-from pgra.core import Json
 from pgra.report import metrics
 from pgra.report.results import (
     METHOD_ORDER,
@@ -18,6 +17,7 @@ from pgra.report.results import (
     in_order,
     row_names,
 )
+from pgra.types import Json
 
 LEVEL = 0.05
 AVERAGE = "average"

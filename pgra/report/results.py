@@ -29,7 +29,6 @@ from pgra.artifacts import (
     write_sealed,
 )
 from pgra.config import rules
-from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import DataArguments
 from pgra.errors import ArtifactError, DamageError, reading
 from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
@@ -46,6 +45,7 @@ from pgra.report.metrics import (
 )
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
+from pgra.types import UNDECIDED, Example, Json, Prediction
 
 logger = logging.getLogger(__name__)
 

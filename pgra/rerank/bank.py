@@ -20,6 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from pgra.arrays import Rows, Vectors
 from pgra.artifacts import (
     MANIFEST,
     NO_INPUTS,
@@ -36,11 +37,12 @@ from pgra.artifacts import (
     write_manifest,
     write_sealed,
 )
-from pgra.core import ALONE, Context, Example, Json, Rows, run_overlapped
+from pgra.context import ALONE, Context
 from pgra.errors import DamageError, ModelError, reading
+from pgra.parallel import run_overlapped
 from pgra.progress import Bar
+from pgra.types import Example, Json
 
-Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
 Advance = Callable[[int], object]
 _CHECKED = 16  # states that are there, when others are computed beside them
@@ -76,7 +78,7 @@ class BankShard:
             raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
         self._is_compared = True
 
-    def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:
+    def states(self, places: npt.NDArray[np.integer[Any]]) -> Vectors:
         """Return the states at these places, (n, H) float32; damage is a DamageError."""
         self.compare()
         with safetensors.safe_open(self._file, "pt") as tensors:
@@ -150,7 +152,7 @@ class Bank:
         shard_rows: int,
         context: Context = ALONE,
         cut: Callable[[Rows, int], Sequence[Rows]] | None = None,
-        check: Callable[[T, Floats], object] | None = None,
+        check: Callable[[T, Vectors], object] | None = None,
         title: str = "states",
     ) -> int:
         """Compute the states that are missing, shard by shard.
@@ -243,7 +245,7 @@ class Bank:
         context.barrier()
         return missing
 
-    def states(self, keys: npt.ArrayLike) -> Floats:
+    def states(self, keys: npt.ArrayLike) -> Vectors:
         """Return the states of keys, (n, H) float32, in the order given.
 
         Raises:
@@ -252,7 +254,7 @@ class Bank:
         """
         return self._gather(self._find(keys))
 
-    def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[tuple[Rows, Floats]]:
+    def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[tuple[Rows, Vectors]]:
         """Yield keys and states in the order in which they lie on disk, `rows` at a time.
 
         `keys` are distinct, in any order; None is all. Errors as of `states`.
@@ -272,7 +274,7 @@ class Bank:
             raise KeyError(f"{self.folder} lacks the state of a key that is asked for")
         return self._slots[at]
 
-    def _gather(self, slots: Rows) -> Floats:
+    def _gather(self, slots: Rows) -> Vectors:
         """Return the states at slots, each shard mapped once."""
         order = np.argsort(slots, kind="stable")
         cuts = np.searchsorted(slots[order], self._starts)

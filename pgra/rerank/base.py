@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from pgra.arrays import Rows, Scores
 from pgra.config import Arguments as _Arguments
 from pgra.config import Rule, arg
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
+from pgra.context import ALONE, Context
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
 from pgra.lm.base import StateArguments
+from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus

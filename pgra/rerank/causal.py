@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
-from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
 from pgra.rerank.base import CausalRerankerArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Tokens
+from pgra.types import Json
 
 _QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "

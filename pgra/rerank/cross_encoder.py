@@ -13,11 +13,11 @@ from functools import cached_property
 from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
-from pgra.core import Json
 from pgra.errors import ModelError, reading
 from pgra.lm import load
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Tokens
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Self
 
 import numpy as np
 
-from pgra.core import Candidates, Example
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.reranker import Reranker
 from pgra.retrieval.base import IndexRequest, Retriever
 from pgra.retrieval.faiss import nearest
+from pgra.types import Candidates, Example
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pgra.core import Example, log_softmax
+from pgra.arrays import Vectors, log_softmax
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
+from pgra.types import Example
 
-Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.intp]
 
@@ -30,7 +30,7 @@ _PENALTIES = 10.0 ** np.arange(2, -4.5, -0.5)  # the strongest first: each start
 _ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
 
 
-def column_stats(values: Floats) -> Floats:
+def column_stats(values: Vectors) -> Vectors:
     """Return mean and standard deviation by column, (2, D); 1 where a column does not vary."""
     mean = values.mean(axis=0, dtype=np.float64)
     spread = values.std(axis=0, dtype=np.float64)
@@ -38,13 +38,13 @@ def column_stats(values: Floats) -> Floats:
     return np.stack([mean, np.where(varies, spread, 1)]).astype(np.float32)
 
 
-def affine(values: Floats, weights: Floats) -> Floats:
+def affine(values: Vectors, weights: Vectors) -> Vectors:
     """Return W v + b for each value, (n, C), with weights (C, D + 1) whose last column is b.
 
     The last digits do not depend on the number of values, as a matrix product's do.
     """
     products = [np.vecdot(values, row) for row in weights[:, :-1]]
-    logits: Floats = np.stack(products, axis=1) + weights[:, -1]
+    logits: Vectors = np.stack(products, axis=1) + weights[:, -1]
     return logits
 
 
@@ -60,9 +60,9 @@ class Head:
         is_right: Whether the head that has not seen a training example decides it rightly, (n,).
     """
 
-    stats: Floats
-    weights: Floats
-    fold_weights: Floats
+    stats: Vectors
+    weights: Vectors
+    fold_weights: Vectors
     folds: Targets
     penalty: float
     is_right: npt.NDArray[np.bool_]
@@ -84,7 +84,7 @@ def check_labels(labels: Sequence[str], examples: Sequence[Example]) -> None:
         )
 
 
-def fit_head(states: Floats, targets: Targets, num_labels: int, texts: Sequence[str]) -> Head:
+def fit_head(states: Vectors, targets: Targets, num_labels: int, texts: Sequence[str]) -> Head:
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty.
 
     For the `texts` and labels see `stratified_folds` and `check_labels`.
@@ -110,7 +110,7 @@ def fit_head(states: Floats, targets: Targets, num_labels: int, texts: Sequence[
     best = int(losses.mean(axis=1).argmin())
     fitted = _fit_path(reduced, targets, num_labels)[best]
 
-    def whole(weights: Doubles) -> Floats:
+    def whole(weights: Doubles) -> Vectors:
         return np.column_stack([weights[:, :-1] @ basis, weights[:, -1]]).astype(np.float32)
 
     return Head(

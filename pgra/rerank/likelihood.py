@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pgra.arrays import Rows
 from pgra.config import Arguments as _Arguments
-from pgra.core import Rows
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import EngineLM
 from pgra.lm.generate import LocalLM

@@ -18,15 +18,17 @@ import torch
 import xxhash
 from torch import Tensor
 
+from pgra.arrays import Rows, Scores
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Example, Json, Rows, Scores, Turn
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
+from pgra.parallel import Turn
 from pgra.progress import Bar
 from pgra.rerank.bank import Advance, Bank, bank_name
 from pgra.rerank.base import RerankRequest, ScoringReranker
+from pgra.types import MISSING_ROW, Example, Json
 
 Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model calls them
 

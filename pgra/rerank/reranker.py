@@ -16,26 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from pgra.arrays import Rows, Scores, Vectors
 from pgra.artifacts import artifact_dir
 from pgra.config import Arguments as _Arguments
 from pgra.config import choose
-from pgra.core import (
-    ALONE,
-    MISSING_ROW,
-    Candidates,
-    Context,
-    Example,
-    Hit,
-    Json,
-    Query,
-    Rows,
-    Scores,
-    as_list,
-    as_texts,
-    check_count,
-    is_query,
-    read_queries,
-)
+from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus
 from pgra.data.examples import Rows as LabelledRows
 from pgra.data.examples import as_rows, open_rows, read_split
@@ -47,7 +32,7 @@ from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.rerank import find_reranker
-from pgra.rerank.bank import Bank, Floats, bank_name, query_key
+from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
     AUTO,
     BaseReranker,
@@ -62,6 +47,19 @@ from pgra.rerank.base import (
 )
 from pgra.rerank.pairs import NeighborReranker, PairBankReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
+from pgra.types import (
+    MISSING_ROW,
+    Candidates,
+    Example,
+    Hit,
+    Json,
+    Query,
+    as_list,
+    as_texts,
+    check_count,
+    is_query,
+    read_queries,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +186,7 @@ class Reranker(ScoringReranker):
         self.encoder = lm
         self.counter = self.encoder
         self.prompt = self.encoder.prompt
-        self._kept: dict[int, Floats] = {}
+        self._kept: dict[int, Vectors] = {}
         self._fits_itself = similarity == AUTO
         if similarity == AUTO:
             found = choose_similarity(Reference(self._rest, self._words))
@@ -327,7 +325,7 @@ class Reranker(ScoringReranker):
             raise ConfigError("examples have labels: give task=, such as a pgra.Task")
         return read_split(self._task, open_rows(self._task, rows, "examples"), "examples")
 
-    def _states(self, examples: Sequence[Example]) -> Floats:
+    def _states(self, examples: Sequence[Example]) -> Vectors:
         """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
         encoder = self.encoder
         keys = _keys(examples).tolist()

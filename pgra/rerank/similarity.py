@@ -28,20 +28,21 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+from pgra.arrays import Rows, Vectors, log_softmax
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
-from pgra.core import MISSING_ROW, Example, Json, Rows, log_softmax
 from pgra.errors import ConfigError
-from pgra.rerank.bank import Bank, Floats, query_key
+from pgra.rerank.bank import Bank, query_key
 from pgra.rerank.base import Reference
 from pgra.rerank.head import affine, check_labels, column_stats, fit_head
+from pgra.types import MISSING_ROW, Example, Json
 
 logger = logging.getLogger(__name__)
 
 
-def unit(values: Floats) -> Floats:
+def unit(values: Vectors) -> Vectors:
     """Return values (n, D) over their lengths; those of length 0 stay."""
-    lengths: Floats = np.linalg.norm(values, axis=1, keepdims=True).astype(np.float32)
+    lengths: Vectors = np.linalg.norm(values, axis=1, keepdims=True).astype(np.float32)
     lengths[lengths == 0] = 1
     return values / lengths
 
@@ -53,8 +54,8 @@ class Sample:
     `examples` are these queries, their keys rising; `settings` the result of `Similarity.settings`.
     """
 
-    passages: Floats
-    queries: Floats
+    passages: Vectors
+    queries: Vectors
     examples: Sequence[Example]
     settings: Mapping[str, Any]
 
@@ -86,18 +87,18 @@ class Similarity:
         """Measure a sample; the fields are stored as arrays."""
         return cls()
 
-    def of_passages(self, states: Floats) -> Floats:
+    def of_passages(self, states: Vectors) -> Vectors:
         """Return passages' states (n, H) as they are compared with queries, (n, D)."""
         return self.change(states, None)
 
-    def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
         """Return queries' states (n, H) as they are compared with passages, (n, D).
 
         `keys` (n,), of `query_key`, identify the queries that `fit` saw.
         """
         return self.change(states, None)
 
-    def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
         """Change states of either kind, (n, D); `stats` is what a fitted one has of that kind."""
         return states
 
@@ -105,7 +106,7 @@ class Similarity:
 class Cosine(Similarity):
     """States of length 1."""
 
-    def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
         return unit(states)
 
 
@@ -113,8 +114,8 @@ class Cosine(Similarity):
 class Whitened(Similarity):
     """Each column less its mean, over its spread, (2, D) of passages and of queries."""
 
-    passages: Floats
-    queries: Floats
+    passages: Vectors
+    queries: Vectors
 
     is_fitted = True
 
@@ -122,22 +123,22 @@ class Whitened(Similarity):
     def fit(cls, sample: Sample) -> Self:
         return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
 
-    def of_passages(self, states: Floats) -> Floats:
+    def of_passages(self, states: Vectors) -> Vectors:
         return self.change(states, self.passages)
 
-    def of_queries(self, states: Floats, keys: Rows) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
         return self.change(states, self.queries)
 
-    def change(self, states: Floats, stats: Floats | None) -> Floats:
+    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:
         assert stats is not None
-        standard: Floats = (states - stats[0]) / stats[1]
+        standard: Vectors = (states - stats[0]) / stats[1]
         return standard
 
 
 class WhitenedCosine(Whitened):
     """The same, of length 1."""
 
-    def change(self, states: Floats, stats: Floats | None) -> Floats:
+    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:
         return unit(super().change(states, stats))
 
 
@@ -145,7 +146,7 @@ class WhitenedCosine(Whitened):
 class Calibrated(Similarity):
     """States less the mean state of texts without content, (H,), of length 1."""
 
-    mean: Floats
+    mean: Vectors
 
     is_fitted = True
     content_free = ("N/A", "[MASK]", "")
@@ -154,7 +155,7 @@ class Calibrated(Similarity):
     def fit(cls, sample: Sample) -> Self:
         return cls(mean=sample.queries.mean(axis=0, dtype=np.float64).astype(np.float32))
 
-    def change(self, states: Floats, stats: Floats | None) -> Floats:  # noqa: ARG002
+    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
         return unit(states - self.mean)
 
 
@@ -174,12 +175,12 @@ class LabelHead(Similarity):
     the mean logits over passages, (C,).
     """
 
-    stats: Floats
-    weights: Floats
-    fold_weights: Floats
+    stats: Vectors
+    weights: Vectors
+    fold_weights: Vectors
     folds: npt.NDArray[np.intp]
     keys: Rows
-    prior: Floats
+    prior: Vectors
 
     is_fitted = True
 
@@ -215,15 +216,15 @@ class LabelHead(Similarity):
             prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32),
         )
 
-    def logits(self, states: Floats, weights: Floats) -> Floats:
+    def logits(self, states: Vectors, weights: Vectors) -> Vectors:
         """Return a head's logits of states (n, H), (n, C)."""
         return affine((states - self.stats[0]) / self.stats[1], weights)
 
-    def of_passages(self, states: Floats) -> Floats:
+    def of_passages(self, states: Vectors) -> Vectors:
         """Return q_e."""
         return _softmax(self.logits(states, self.weights) - self.prior)
 
-    def of_queries(self, states: Floats, keys: Rows) -> Floats:
+    def of_queries(self, states: Vectors, keys: Rows) -> Vectors:
         """Return p_x, by the head that has not seen the query."""
         logits = self.logits(states, self.weights)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -233,8 +234,8 @@ class LabelHead(Similarity):
         return _softmax(logits)
 
 
-def _softmax(logits: Floats) -> Floats:
-    chances: Floats = np.exp(log_softmax(logits))
+def _softmax(logits: Vectors) -> Vectors:
+    chances: Vectors = np.exp(log_softmax(logits))
     return chances
 
 
@@ -353,7 +354,7 @@ class Fitting:
         assert self.folder is not None
         build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
 
-    def fit_states(self, passages: Floats, queries: Floats) -> None:
+    def fit_states(self, passages: Vectors, queries: Vectors) -> None:
         """Fit to the states of `rows` and `queries`, (n, H) and (m, H), in memory."""
         sample = Sample(
             passages=passages,
@@ -400,7 +401,7 @@ _PAIR_BYTES = 1 << 19  # of states on either side of a product: the processor's 
 
 def score_candidates(
     bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
-) -> Floats:
+) -> Vectors:
     """Return the product of each candidate's state and its query's, both changed.
 
     Rows are (B, K), `MISSING_ROW` where missing; scores are (B, K) float32, -inf there.
@@ -418,7 +419,7 @@ def score_candidates(
     return scores
 
 
-def _score(bank: Bank, rows: Rows, queries: Floats, similarity: Similarity) -> Floats:
+def _score(bank: Bank, rows: Rows, queries: Vectors, similarity: Similarity) -> Vectors:
     scores = np.full(rows.size, -np.inf, dtype=np.float32)
     present = np.flatnonzero(rows != MISSING_ROW)  # places in the flat rows and scores
     distinct, number = np.unique(rows.ravel()[present], return_inverse=True)

@@ -12,13 +12,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import xxhash
 
+from pgra.arrays import Rows
 from pgra.artifacts import Inputs, Manifest, at_home, digest, load_manifest, without_home
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg, find_class
-from pgra.core import Candidates, Context, Example, Json, Rows
+from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
+from pgra.types import Candidates, Example, Json
 
 # For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
 RETRIEVERS: dict[str, str] = {

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from pgra.arrays import Rows
 from pgra.artifacts import (
     artifact_dir,
     build_once,
@@ -16,10 +17,10 @@ from pgra.artifacts import (
     read_array,
     read_manifest,
 )
-from pgra.core import MISSING_ROW, Candidates, Json, Rows
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval import base
+from pgra.types import MISSING_ROW, Candidates, Json
 
 logger = logging.getLogger(__name__)
 

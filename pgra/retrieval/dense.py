@@ -23,6 +23,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from pgra.arrays import Rows
 from pgra.artifacts import (
     MANIFEST,
     Manifest,
@@ -45,23 +46,13 @@ from pgra.artifacts import (
     write_manifest,
     write_sealed,
 )
-from pgra.core import (
-    MISSING_ROW,
-    Candidates,
-    Context,
-    Hit,
-    Json,
-    Rows,
-    check_count,
-    is_query,
-    read_queries,
-    run_overlapped,
-)
+from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.read import fetch_folder, push_folder
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
+from pgra.parallel import run_overlapped
 from pgra.progress import Bar
 from pgra.retrieval.base import (
     INDEXES,
@@ -82,6 +73,7 @@ from pgra.retrieval.faiss import (
     is_lossy,
     nearest,
 )
+from pgra.types import MISSING_ROW, Candidates, Hit, Json, check_count, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 

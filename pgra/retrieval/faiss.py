@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pgra.arrays import Rows, Vectors
 from pgra.artifacts import write_aside
-from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
+from pgra.context import machine_memory
 from pgra.errors import ConfigError, show
 from pgra.progress import Bar
+from pgra.types import MISSING_ROW, Candidates, Json
 
 logger = logging.getLogger(__name__)
 
-Vectors = npt.NDArray[np.float32]
 
 EXACT = "Flat"
 _CRASHING = re.compile(r"[A-Za-z]+0+(?!\d)|(HNSW|NSG)1(?!\d)")

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from pgra.arrays import Counts, Rows, Vectors
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
+from pgra.context import ALONE, Context
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
 from pgra.errors import ModelError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
-from pgra.retrieval.faiss import Vectors, nearest
+from pgra.retrieval.faiss import nearest
+from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 if TYPE_CHECKING:
     from pgra.encoders.encoder import Encoder
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 # of the collection.
 
 
-Counts = npt.NDArray[np.int64]
 # Returns each query's nearest, (B, depth): rows of the collection, each text once.
 Search = Callable[[int], Candidates]
 

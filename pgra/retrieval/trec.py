@@ -18,11 +18,11 @@ import numpy as np
 from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments as _Arguments
 from pgra.config import arg
-from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever
+from pgra.types import MISSING_ROW, Candidates, Json
 
 logger = logging.getLogger(__name__)
 

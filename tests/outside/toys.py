@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from pgra.config import Arguments, arg
-from pgra.core import Candidates, Prediction
 from pgra.exemplars.selection import Selector
 from pgra.methods.base import Decisions, Method
 from pgra.rerank.pairs import PairReranker
 from pgra.rerank.similarity import Similarity
 from pgra.retrieval.base import Retriever
+from pgra.types import Candidates, Prediction
 
 
 @dataclass(kw_only=True)

@@ -13,11 +13,12 @@ from scripted import call, read_json
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.cli import main
-from pgra.core import Candidates, Context, Example
+from pgra.context import Context
 from pgra.errors import ConfigError
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
+from pgra.types import Candidates, Example
 
 pytestmark = pytest.mark.slow
 

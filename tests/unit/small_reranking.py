@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from transformers import AutoModel, AutoTokenizer
 
-from pgra.core import Candidates, Context, Example
+from pgra.context import Context
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -13,6 +13,7 @@ from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank import open_reranker
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.reranker import Reranker
+from pgra.types import Candidates, Example
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}

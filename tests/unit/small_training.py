@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import reader_inputs
 
-from pgra.core import join_context
+from pgra.context import join_context
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import Verbalizer

@@ -10,7 +10,7 @@ from transformers import GPT2Model
 
 from pgra.cli import main
 from pgra.commands.ablate import resolve_point
-from pgra.core import ALONE
+from pgra.context import ALONE
 from pgra.errors import ArtifactError
 from pgra.experiments.grid import make_runs, read_grid, write_grid
 from pgra.methods.stages import Stages

@@ -8,13 +8,14 @@ from small_reranking import TRAIN, TWO, open_lm
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pgra
-from pgra.core import Context, Example, Hit
+from pgra.context import Context
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.base import Reference, RerankArguments, RerankRequest
 from pgra.rerank.similarity import SIMILARITIES
+from pgra.types import Example, Hit
 
 SHOTS = [(one.text, one.label) for one in TRAIN[:4]]
 QUERIES = [one.text for one in TWO]

@@ -11,8 +11,9 @@ from conftest import contents
 
 from pgra.artifacts import Inputs
 from pgra.commands.train import verify
-from pgra.core import Context, Worker
+from pgra.context import Context
 from pgra.errors import ArtifactError, DamageError, ModelError
+from pgra.parallel import Worker
 from pgra.rerank.bank import Bank, BankShard, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgra.core import Context, Worker
+from pgra.context import Context
 from pgra.lm.base import Completion
 from pgra.lm.cache import AnswersCache, CachedLM
+from pgra.parallel import Worker
 
 PARIS = Completion(" Paris", 12, 2)
 PROMPTS = [f"prompt {i}" for i in range(100)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pgra.core import log_softmax
+from pgra.arrays import log_softmax
 from pgra.errors import ConfigError, ModelError
 from pgra.reader.calibration import (
     LEAST_EXAMPLES,

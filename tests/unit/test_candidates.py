@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pgra.core import MISSING_ROW, Candidates
 from pgra.retrieval.bm25 import fuse_by_rank
+from pgra.types import MISSING_ROW, Candidates
 
 few_scores = st.sampled_from([-1.0, 0.0, 0.5, 2.0, 3.0, 7.0])
 

@@ -7,7 +7,7 @@ from datasets import Dataset
 from small_reranking import TEMPLATE, TRAIN, WORDS, plain_lm
 
 import pgra
-from pgra.core import log_softmax
+from pgra.arrays import log_softmax
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
 from pgra.rerank.head import affine, fit_head

@@ -136,9 +136,9 @@ sys.modules |= dict.fromkeys(
      "scipy", "sentence_transformers", "torch", "transformers")  # as if not installed
 )
 import pgra
-assert not {"numpy", "pgra.core"} & {*sys.modules}
+assert not {"numpy", "pgra.types"} & {*sys.modules}
 pgra.Candidates
-assert "pgra.core" in sys.modules
+assert "pgra.types" in sys.modules
 import pgra.cli
 assert pgra.cli.main(["memory", "add", "Where is it?", "On the shelf."]) == 0
 assert "On the shelf." in pgra.Memory().prompt("Where is it?")

@@ -4,11 +4,12 @@ from hypothesis import strategies as st
 from method_runs import run_of
 from small_training import VERBALIZER
 
-from pgra.core import ALONE, Example
+from pgra.context import ALONE
 from pgra.methods.lm_bff import build_demonstrated, draw_demonstrations
 from pgra.prompts import Verbalizer
 from pgra.reader.inputs import SegmentLayout
 from pgra.runs import open_method
+from pgra.types import Example
 
 LABELS = VERBALIZER.labels
 TEXTS = ("A dull story.", "A warm album.", "A lifeless plot.", "A funny film.")

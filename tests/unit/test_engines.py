@@ -16,7 +16,7 @@ from test_remote import tls_context
 from transformers import AutoModelForCausalLM
 
 import pgra
-from pgra.core import Context
+from pgra.context import Context
 from pgra.errors import PgraError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm import open_lm

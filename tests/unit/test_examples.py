@@ -15,7 +15,6 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.core import Example
 from pgra.data.examples import (
     DataArguments,
     draw_shots,
@@ -27,6 +26,7 @@ from pgra.data.examples import (
 from pgra.data.tasks import Task
 from pgra.errors import DataError
 from pgra.exemplars.selector import ExemplarSelector
+from pgra.types import Example
 
 TASK = Task.load("mr")
 LABELS = TASK.labels

@@ -5,10 +5,10 @@ import pytest
 import torch
 from small_reranking import over_corpus
 
-from pgra.core import Example
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.rerank.bank import query_key
 from pgra.rerank.exhaustive import ExhaustiveSearch
+from pgra.types import Example
 
 pytestmark = pytest.mark.slow
 

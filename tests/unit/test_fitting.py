@@ -8,12 +8,13 @@ import pytest
 from conftest import SENTENCES
 from small_reranking import TRAIN, TWO, WORDS, over_corpus, run
 
-from pgra.core import Example, log_softmax
+from pgra.arrays import log_softmax
 from pgra.errors import ConfigError
 from pgra.rerank import Reference
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments
 from pgra.rerank.head import affine, fit_head
+from pgra.types import Example
 
 FITTED = ["head", "whitened", "whitened_cosine"]
 CANDIDATES = np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]])

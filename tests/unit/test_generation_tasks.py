@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from conftest import write_jsonl
 
-from pgra.core import Prediction
 from pgra.data.examples import DataArguments, load_splits, open_file, read_split
 from pgra.data.tasks import GenerationTask
 from pgra.errors import DataError
 from pgra.methods.base import Decisions, measure_answers
 from pgra.report.metrics import measure_written
+from pgra.types import Prediction
 
 
 def cell(value, is_header=False, columns=1):  # noqa: FBT002

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from pgra.core import log_softmax
+from pgra.arrays import log_softmax
 from pgra.rerank.head import affine, fit_head
 
 RNG = np.random.default_rng(5)

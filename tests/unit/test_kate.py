@@ -10,7 +10,7 @@ from conftest import review_rows, write_jsonl
 from loopback import LoopbackEndpoint, Written
 from method_runs import having, kate_run, lines_of
 
-from pgra.core import ALONE
+from pgra.context import ALONE
 from pgra.data.examples import DataArguments
 from pgra.errors import ArtifactError
 from pgra.methods.stages import Stages

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *("errors", "progress", "core", "artifacts", "config", "data", "prompts"),
+    *("errors", "progress", "arrays", "types", "parallel", "context"),
+    *("artifacts", "config", "data", "prompts"),
     *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
     *("run_folder", "memory", "methods", "runs", "experiments"),
     *("integrations", "commands", "cli", "__main__"),

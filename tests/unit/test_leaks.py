@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pgra.core import MISSING_ROW, Candidates
 from pgra.data.text import text_key
 from pgra.retrieval.neighbors import LeakGuard
+from pgra.types import MISSING_ROW, Candidates
 
 POOL = [
     "A great film, by the sea!",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.core import Context
+from pgra.context import Context
 from pgra.errors import ConfigError
 from pgra.memory.families import load_family
 from pgra.memory.log import MemoryEntry

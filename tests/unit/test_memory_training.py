@@ -4,7 +4,7 @@ import pytest
 from conftest import write_jsonl
 from small_training import at_batch
 
-from pgra.core import Context
+from pgra.context import Context
 from pgra.errors import ArtifactError
 from pgra.memory.families import load_family
 from pgra.memory.gud_ir import FeedbackModule, GeneratingLookup, read_pairs, train_generator

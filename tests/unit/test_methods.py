@@ -13,7 +13,7 @@ from small_training import at_batch, run_files, signal_self
 from tiny_models import build_t5
 from transformers import T5ForConditionalGeneration
 
-from pgra.core import ALONE
+from pgra.context import ALONE
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, Stopped
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import open_method

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import with_rerank
 
-from pgra.core import ALONE, Example
+from pgra.context import ALONE
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars import METRICS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, VectorSimilarity
@@ -16,6 +16,7 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts import PromptFormat, PromptTemplate
 from pgra.retrieval.neighbors import Neighbors
+from pgra.types import Example
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}

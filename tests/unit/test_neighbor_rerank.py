@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, plain_lm, run
 
-from pgra.core import Candidates, Context
+from pgra.context import Context
 from pgra.encoders.encoder import Encoder
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selector import NearestExemplars, build_prompt
@@ -15,6 +15,7 @@ from pgra.prompts import PromptFormat
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.neighbors import Neighbors
+from pgra.types import Candidates
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ the first input and leaves the other empty, so that it has one state for all que
 import numpy as np
 from conftest import SENTENCES, with_rerank, write_jsonl
 
-from pgra.core import ALONE
+from pgra.context import ALONE
 from pgra.data.examples import DataArguments
 from pgra.data.tasks import Task
 from pgra.lm.causal_lm import CausalLM

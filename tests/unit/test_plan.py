@@ -9,8 +9,9 @@ from conftest import contents, with_rerank, with_retriever
 
 from pgra.commands.plan import make_plan
 from pgra.commands.rerank import read_part
-from pgra.core import ALONE, Context, Worker
+from pgra.context import ALONE, Context
 from pgra.methods.stages import Stages
+from pgra.parallel import Worker
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
 pytestmark = pytest.mark.slow

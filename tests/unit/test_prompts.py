@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgra.core import Example
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.selection import vote
@@ -22,6 +21,7 @@ from pgra.prompts import (
     line_format,
     task_format,
 )
+from pgra.types import Example
 
 LABELS = ["a", "b", "c"]
 WORDS = {"a": "Apple", "b": "Bee", "c": "Cat"}

@@ -4,7 +4,6 @@ import torch
 from conftest import SENTENCES
 from small_training import VERBALIZER, lively, tokens
 
-from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost
 from pgra.methods.rag import RagClassifier, RagReader, build_pooled, choose_evidence, collate_pooled
@@ -12,6 +11,7 @@ from pgra.prompts import Verbalizer
 from pgra.reader.fid import FusionReader, pack_segments
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
+from pgra.types import Example
 
 pytestmark = pytest.mark.slow
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from pgra.core import Example
 from pgra.errors import DataError
 from pgra.lm.generate import LocalLM
 from pgra.methods.kate import count_word_tokens
 from pgra.methods.ralm import write_prompts
 from pgra.prompts import PromptTemplate
+from pgra.types import Example
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
 TEMPLATE = PromptTemplate("{text}\nThe answer is", "")

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_training import tokens
 
-from pgra.core import Example
 from pgra.lm.batching import GroupCost, group_by_length
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import Verbalizer
 from pgra.reader.fid import pack_segments
 from pgra.reader.inputs import SegmentLayout, SeparateInputs, build_inputs
+from pgra.types import Example
 
 TEMPLATE = "{text} It was <extra_id_0> ."
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)

@@ -15,8 +15,8 @@ from small_training import (
 )
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from pgra.core import Worker
 from pgra.errors import ModelError
+from pgra.parallel import Worker
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
 from pgra.reader.resume import Progress, last_checkpoint

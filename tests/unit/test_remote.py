@@ -10,7 +10,7 @@ import pytest
 import torch
 from loopback import BUSY, Fault, LoopbackEndpoint, Written, toy_writer
 
-from pgra.core import Context
+from pgra.context import Context
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments

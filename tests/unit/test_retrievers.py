@@ -9,13 +9,13 @@ from conftest import SENTENCES
 from rank_bm25 import BM25Okapi
 from small_index import World, flip_byte
 
-from pgra.core import Candidates
 from pgra.data.text import split_words
 from pgra.errors import ArtifactError, ConfigError, DamageError
 from pgra.retrieval import RETRIEVERS, Retriever
 from pgra.retrieval.base import RandomRetriever
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.trec import RunFileArguments
+from pgra.types import Candidates
 
 QUERIES = ["red apple trees by the sea", "Critics of the film", SENTENCES[2], "xylophone", "sea"]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pgra.core import Candidates, Example
 from pgra.errors import ConfigError
 from pgra.exemplars import ORDERS, SELECTORS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Selector, arrange
+from pgra.types import Candidates, Example
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
 TEXTS = [f"{word} number {i}" for i, word in enumerate(WORDS)]

@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 import pgra
 from pgra.cli import main
 from pgra.commands import serve
-from pgra.core import Hit, as_texts
 from pgra.errors import ModelError
+from pgra.types import Hit, as_texts
 
 QUERY = "red apples"
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from pgra.core import MISSING_ROW, Candidates
 from pgra.rerank.base import add_topic
 from pgra.rerank.head import column_stats
 from pgra.rerank.similarity import find_similarity
+from pgra.types import MISSING_ROW, Candidates
 
 PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
 QUERIES = np.array([[1, 7], [3, 7]], np.float32)

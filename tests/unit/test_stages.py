@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.core import ALONE, MISSING_ROW, Example
+from pgra.context import ALONE
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.similarity import SIMILARITIES
+from pgra.types import MISSING_ROW, Example
 
 pytestmark = pytest.mark.slow
 

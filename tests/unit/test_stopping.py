@@ -6,7 +6,8 @@ import torch.distributed as dist
 from processes import launch
 from small_training import signal_self
 
-from pgra.core import gather, join_context
+from pgra.context import join_context
+from pgra.parallel import gather
 from pgra.reader.resume import Stopper
 
 

@@ -8,7 +8,6 @@ import pytest
 from small_training import lively
 
 from pgra.artifacts import read_sealed, write_sealed
-from pgra.core import Example
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import FewShotPrompt, PromptTemplate
@@ -17,6 +16,7 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, read_record, write_record
+from pgra.types import Example
 
 RECORD = ReaderRecord(
     task="reviews",

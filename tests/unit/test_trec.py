@@ -8,7 +8,6 @@ from conftest import SENTENCES, write_jsonl
 from small_index import World
 
 from pgra.cli import main
-from pgra.core import Candidates
 from pgra.errors import DataError
 from pgra.retrieval.trec import (
     RunFileArguments,
@@ -18,6 +17,7 @@ from pgra.retrieval.trec import (
     read_query_table,
     warn_of_unknown,
 )
+from pgra.types import Candidates
 
 QUERIES = {"q1": "red apple trees by the sea", "7": "Critics of the film"}
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import BAD, GOOD, THINGS, review_rows, with_rerank, with_retriever, write_jsonl
 from method_runs import run_of
 
-from pgra.core import ALONE, Context
+from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra

@@ -1,0 +1,21 @@
+"""Types of arrays, and what is computed on them.
+
+Axes: B queries, K candidates a query, P corpus passages, D width.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]  # of a corpus, (B, K)
+Scores = npt.NDArray[np.float32]  # (B, K), higher is better
+Vectors = npt.NDArray[np.float32]  # (P, D)
+Counts = npt.NDArray[np.int64]
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the logarithm of the softmax of each row, (B, C), in the dtype of the logits."""
+    logits = logits - logits.max(axis=1, keepdims=True)
+    chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return chances

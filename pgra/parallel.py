@@ -1,0 +1,154 @@
+"""Work that several processes or threads share."""
+
+import atexit
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Unit = TypeVar("Unit")
+
+
+T = TypeVar("T")
+
+
+V = TypeVar("V")
+
+
+# How long processes wait for each other: one may read long after the others are done.
+LONGEST_WAIT = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process's share of the work: its `rank`, from 0, of `world` processes."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes manifests and reports."""
+        return self.rank == 0
+
+    def share(self, units: Sequence[Unit]) -> list[Unit]:
+        """Return every `world`-th unit, from `rank`."""
+        return list(units[self.rank :: self.world])
+
+    def take(
+        self,
+        units: Sequence[Unit],
+        place: Callable[[Unit], Path],
+        is_done: Callable[[Unit], bool],
+    ) -> Iterator[Unit]:
+        """Yield the units that nobody else has taken: this share, then the others' last ones.
+
+        A unit is taken by making the file `place`, which who finishes it removes. What was left by
+        a killed process of the same rank is taken again.
+        """
+        own = self.share(range(len(units)))
+        for i in [*own, *sorted({*range(len(units))} - {*own}, reverse=True)]:
+            path = place(units[i])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with path.open("x") as file:  # O_EXCL
+                    file.write(str(self.rank))
+            except FileExistsError:
+                if path.read_text() != str(self.rank):
+                    continue
+            if is_done(units[i]):
+                path.unlink()
+            else:
+                yield units[i]
+
+
+@cache
+def cpu_group() -> "ProcessGroup":
+    """Return the group for tensors on the CPU, which NCCL refuses; the first call is collective."""
+    import torch.distributed as dist
+
+    atexit.register(_leave_groups)
+    group: ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    return group
+
+
+def _leave_groups() -> None:
+    """End the groups and their threads, which could abort the process at Python's exit."""
+    import torch.distributed as dist
+
+    cpu_group.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Wait until all processes are there; unlike NCCL's barrier it keeps no GPU busy."""
+    import torch.distributed as dist
+
+    dist.barrier(group=cpu_group())
+
+
+def gather(items: list[Unit], worker: Worker) -> list[Unit]:
+    """Return the items of all processes, by rank; they are pickled."""
+    if worker.world == 1:
+        return items
+    import torch.distributed as dist
+
+    parts: list[list[Unit]] = [[] for _ in range(worker.world)]
+    dist.all_gather_object(parts, items, group=cpu_group())
+    return [item for part in parts for item in part]
+
+
+def run_overlapped(
+    units: Iterable[Unit],
+    prepare: Callable[[Unit], T],
+    compute: Callable[[T], V],
+    *,
+    keep: Callable[[Unit, V], object],
+) -> None:
+    """Prepare, compute and keep units in order, the three steps side by side.
+
+    `prepare` and `keep` each have a thread, and never run twice at once; `compute` runs in the
+    caller's. At most one unit is prepared ahead. An error, or Ctrl-C, ends all three; what is being
+    kept is kept whole. The first unit runs alone, since a model sets itself up with it.
+    """
+    ahead: Future[T] | None = None
+    kept: Future[object] | None = None
+    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        for number, (unit, after) in enumerate(pairwise(chain(units, [None]))):
+            assert unit is not None
+            ready = prepare(unit) if ahead is None else ahead.result()
+            ahead = reader.submit(prepare, after) if number and after is not None else None
+            value = compute(ready)
+            if kept is not None:
+                kept.result()
+            kept = writer.submit(keep, unit, value)
+        if kept is not None:
+            kept.result()
+
+
+class Turn:
+    """A lock for an object that threads share; a copy of the object has one of its own.
+
+    The thread that holds it may enter again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[()]]:
+        return Turn, ()
