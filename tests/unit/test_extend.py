@@ -56,3 +56,22 @@ assert "torch" in sys.modules  # the control
 def test_contracts_without_a_model_do_not_import_torch():
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+TYPED = """
+from pgra.extend import Method, Retriever, Selector
+reveal_type(Retriever.retrieve)
+reveal_type(Selector.rank)
+reveal_type(Method.decide)
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_see_the_real_types(tmp_path):
+    program = tmp_path / "typed.py"
+    program.write_text(TYPED)
+    words = [sys.executable, "-m", "mypy", "--strict", str(program)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    results = re.findall(r"-> ([\w.]+)", done.stdout)
+    decisions = f"{pgra.extend._HOME_OF['Decisions']}.Decisions"
+    assert results == ["pgra.types.Candidates", "pgra.types.Candidates", decisions], done.stdout
