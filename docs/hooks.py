@@ -8,11 +8,20 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import pgra
+import pgra.extend
 from pgra.cli import COMMANDS, main
 
 FRONT_DOOR = (
-    *("Reranker", "Index", "Hit", "train", "Reader", "ExemplarSelector", "Memory"),
-    *("Encoder", "CausalLM", "Task"),
+    "Reranker",
+    "Index",
+    "Hit",
+    "train",
+    "Reader",
+    "ExemplarSelector",
+    "Memory",
+    "Encoder",
+    "CausalLM",
+    "Task",
 )
 
 
@@ -29,26 +38,30 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return re.sub(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)", r"\1 (`\2`)", markdown)
 
 
-def shown(*words: str) -> str:
+def command_output(*words: str) -> str:
     """Return what a command prints."""
-    out = io.StringIO()
-    with redirect_stdout(out):
+    output = io.StringIO()
+    with redirect_stdout(output):
         code = main(words)
     if code:
         raise RuntimeError(f"pgra {' '.join(words)} ended with {code}")
-    return out.getvalue()
+    return output.getvalue()
 
 
 def commands_page() -> str:
     """Return every command's help, with all flags."""
     parts = ["# Commands\n\nEvery command with all its flags, as `--help-all` shows them."]
     for name in COMMANDS:
-        parts.append(f"## pgra {name}\n\n```text\n{shown(name, '--help-all')}```")
+        parts.append(f"## pgra {name}\n\n```text\n{command_output(name, '--help-all')}```")
     return "\n\n".join(parts) + "\n"
 
 
 def python_page() -> str:
     """Return every public name, those that a program starts from first."""
     names = [*FRONT_DOOR, *(name for name in pgra.__all__ if name not in FRONT_DOOR)]
-    homes = [f"::: {pgra._HOME_OF[name]}.{name}" for name in names]  # imports no torch
-    return "# Python\n\n" + "\n\n".join(homes) + "\n"
+    others = [name for name in pgra.extend.__all__ if name not in pgra.__all__]
+    parts = ["# Python"]
+    parts += [f"::: {pgra._HOME_OF[name]}.{name}" for name in names]  # imports no torch
+    parts.append("# For classes of your own\n\nThese are in `pgra.extend`: [extend](../extend.md).")
+    parts += [f"::: {pgra.extend._HOME_OF[name]}.{name}" for name in others]
+    return "\n\n".join(parts) + "\n"

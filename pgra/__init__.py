@@ -3,22 +3,14 @@
 The API's names stand in `__init__.pyi`, and are imported when they are first used.
 """
 
-import ast
 import logging
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from pgra.errors import missing_package
+from pgra.lazy import import_name, read_homes
 
 __version__ = "0.2.0"
 
-_HOME_OF = {
-    alias.name: node.module or ""
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
+_HOME_OF = read_homes(__file__)
 __all__ = sorted(_HOME_OF)
 
 # Transformers imports torchao wherever it is installed. It warns of what it lacks on a CPU, and
@@ -28,15 +20,7 @@ for _name in ("torchao", "torch.utils._pytree"):
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home, once."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'pgra' has no attribute '{name}'")
-    try:
-        value = getattr(import_module(_HOME_OF[name]), name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(missing_package(error), name=error.name) from None
-    globals()[name] = value
-    return value
+    return import_name(__name__, name, _HOME_OF)
 
 
 def __dir__() -> list[str]:

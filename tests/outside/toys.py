@@ -6,13 +6,18 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from pgra.config import Arguments, arg
-from pgra.exemplars.selection import Selector
-from pgra.methods.base import Decisions, Method
-from pgra.rerank.pairs import PairReranker
-from pgra.rerank.similarity import Similarity
-from pgra.retrieval.base import Retriever
-from pgra.types import Candidates, Prediction
+from pgra.extend import (
+    Arguments,
+    Candidates,
+    Decisions,
+    Method,
+    PairReranker,
+    Prediction,
+    Retriever,
+    Selector,
+    Similarity,
+    arg,
+)
 
 
 @dataclass(kw_only=True)

@@ -8,11 +8,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *("errors", "progress", "arrays", "types", "parallel", "context"),
+    *("errors", "lazy", "progress", "arrays", "types", "parallel", "context"),
     *("artifacts", "config", "data", "prompts"),
     *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
     *("run_folder", "memory", "methods", "runs", "experiments"),
-    *("integrations", "commands", "cli", "__main__"),
+    *("extend", "integrations", "commands", "cli", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(
