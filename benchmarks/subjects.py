@@ -77,7 +77,7 @@ def open_reader(name: str, *, device: torch.device) -> tuple[FusionReader, Any]:
     if name.startswith(RANDOM):
         _, tokenizer = shape_of(name, T5_SHAPES, T5_TOKENIZER)
         return FusionReader(open_plain(name, device=device)), tokenizer
-    return FusionReader.from_name(name).to(device), load_tokenizer(find_model(name))
+    return FusionReader.from_source(find_model(name)).to(device), load_tokenizer(find_model(name))
 
 
 def open_plain(name: str, *, device: torch.device) -> Any:
