@@ -5,7 +5,7 @@ r"""A similarity of your own in one file: cosine, but passages that are near eve
 
 CSLS (Conneau et al. 2018, arXiv 1710.04087): 2 cos(x, e) less e's mean cosine with its 10 nearest
 training queries. The name `module:Class` is taken wherever a similarity is named: pgra search,
-train, plan, a grid's YAML, `pgra.Reranker(similarity=...)`. Guide: docs/extend.md.
+train, a grid's YAML, `pgra.Reranker(similarity=...)`. Guide: docs/extend.md.
 """
 
 from collections.abc import Sequence
