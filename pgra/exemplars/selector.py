@@ -178,14 +178,13 @@ class ExemplarSelector:
         raw = open_rows(self._task, pool if hasattr(pool, "features") else items, "pool")
         self._columns = {name: raw.columns[name] for name in self._task.inputs}
         target = raw.columns[self._task.target]
-        labels = self._task.labels if isinstance(self._task, Task) else ()
         examples: list[Example] = []
         for row in raw.rows:
             fields = {name: row.text(column) for name, column in self._columns.items()}
             answers = row.fields.get(target)
             if isinstance(answers, list | tuple) and answers:  # of several the first
                 row = replace(row, fields={target: answers[0]})
-            label = read_label(row, target, labels=labels, classes=raw.classes)
+            label = read_label(row, target, labels=self._task.labels, classes=raw.classes)
             number = len(self.items) + len(examples)
             examples.append(Example(f"pool-{number}", fields, label))
         with self._turn:
@@ -233,10 +232,10 @@ def pool_task(
     inputs: tuple[str, ...], label: str = LABEL, template: str | None = None
 ) -> _PoolTask:
     """Return the task of a pool that has its own columns, and any labels."""
-    names = (*inputs, label)
-    if len({*names}) < len(names):
+    if label in inputs:
         raise ConfigError(f"'{label}' is a text column and the label: name different ones")
     if template is None:
+        names = (*inputs, label)
         template = "\n".join(f"{n.replace('_', ' ').capitalize()}: {{{n}}}" for n in names)
     frame = template.removesuffix(f" {{{label}}}")
     if frame == template:

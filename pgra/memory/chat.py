@@ -19,7 +19,7 @@ from pgra.memory.families import ANY, Family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
 from pgra.memory.stream import BuiltPrompt, MemPrompt, PromptedLM
-from pgra.types import is_utf8
+from pgra.types import as_query, is_utf8
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -100,9 +100,7 @@ class Conversation:
 
         A question that is empty or does not fit the LM's window is a DataError.
         """
-        question = question.strip()
-        if not question:
-            raise DataError("the question is empty: type one")
+        question = as_query("the question", question)
         if self.lm is None:
             near = self.memory.search(question)
             prompt = BuiltPrompt(self.memory.prompt(question), near, len(near))

@@ -25,7 +25,7 @@ from pgra.memory.log import read_events, replay
 from pgra.memory.memory import Memory
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import ReaderModule
-from pgra.reader.train import Trainable, TrainResult, fit
+from pgra.reader.train import Collate, Trainable, TrainResult, fit
 from pgra.types import Json
 
 _QUESTION_TOKENS = 512  # read by the generator
@@ -127,10 +127,8 @@ class FeedbackModule(ReaderModule):
 class _Trainable(Trainable):
     """What `fit` trains."""
 
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:  # noqa: ARG002
-        collate: Callable[[Sequence[Any]], dict[str, Any]] = DataCollatorForSeq2Seq(
-            self.tokenizer, model=self.module.model
-        )
+    def collator(self, device: torch.device) -> Collate:  # noqa: ARG002
+        collate: Collate = DataCollatorForSeq2Seq(self.tokenizer, model=self.module.model)
         return collate
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:

@@ -66,7 +66,6 @@ _CHECKSUM_CHARS = 32
 _VECTOR_CHECKSUM = 8  # bytes
 Vector = npt.NDArray[np.float32]
 _RECORD = re.compile(rb"[0-9a-f]{32}\{[^\n]{1,65536}\}\n")
-_ROWS_A_READ = 1024
 _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.event"
 
 
@@ -308,13 +307,11 @@ class FeedbackLog:
 
     def _read(self, sql: str, value: int | str) -> Iterator[MemoryEntry]:
         with MEMORY.errors_of(self.path):
-            cursor = self._db.execute(sql, (value,))
-            while rows := cursor.fetchmany(_ROWS_A_READ):
-                for event_id, record in rows:
-                    event = unpack(record) if isinstance(record, bytes) else None
-                    if event is None or event.id != event_id:
-                        raise MEMORY.damaged(self.path, f"event {event_id} is not what was written")
-                    yield event
+            for event_id, record in self._db.execute(sql, (value,)):
+                event = unpack(record) if isinstance(record, bytes) else None
+                if event is None or event.id != event_id:
+                    raise MEMORY.damaged(self.path, f"event {event_id} is not what was written")
+                yield event
 
 
 def _seal(encoder: str, event_id: int, body: bytes) -> bytes:

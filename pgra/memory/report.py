@@ -35,18 +35,18 @@ def write_report(folder: Path, family: Family, results: Sequence[StreamResult]) 
 def render_report(family: Family, results: Sequence[StreamResult]) -> str:
     """Render the tables as Markdown: means over the seeds, and the paper's values below."""
     groups = group_by_title(results)
-    parts = [
+    blocks = [
         f"# A memory of corrections: {family.name}, {len(results[0].outcomes)} steps",
         _accuracy_table(family, groups),
     ]
     if family.situations is not None:  # how far answers are right where they are understood: 4.1.1
         cells = [f"{_label(*group)} {_correlate(group[1])}" for group in groups.items()]
-        parts.append(
+        blocks.append(
             f"Correlation of understanding and answer, question by question: {'; '.join(cells)}."
         )
     head = ["understood, gap of", "all", "p (McNemar)"]
-    parts += [_markdown(head, compare_systems(groups)), _sample_table(groups)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    blocks += [_markdown(head, compare_systems(groups)), _sample_table(groups)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 Streams = Mapping[int, StreamResult]  # of one system and probability, by seed

@@ -294,6 +294,7 @@ def play(
         completion = answers[prompt.text]
         output = lm.few_shot.read_output(completion.text)
         understood, answered = judge_output(lm.family, step.kind, output, step.expected)
+        used = prompt.matches[: prompt.num_used]
         outcome = StepOutcome(
             step=row + 1,
             kind=step.kind,
@@ -303,7 +304,7 @@ def play(
             understood=understood,
             answered=answered,
             clarified=not understood and bool(draws[row] < probability),
-            neighbors=[match.question for match in prompt.matches[: prompt.num_used]],
+            neighbors=[match.question for match in used],
             num_prompt_tokens=completion.num_prompt_tokens,
             num_new_tokens=completion.num_new_tokens,
         )
@@ -319,22 +320,22 @@ def measure_stream(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     the look-ups used, and the share of them whose question was understood (the paper's
     "effective", 97 %).
     """
-    by_kind = {
-        kind: fmean(step.understood for step in outcomes if step.kind == kind)
-        for kind in sorted({step.kind for step in outcomes})
-    }
+    kinds: dict[str, list[bool]] = {}
+    for step in outcomes:
+        kinds.setdefault(step.kind, []).append(step.understood)
     used = [step.understood for step in outcomes if step.neighbors]
-    return {
+    metrics: dict[str, Any] = {
         "n": len(outcomes),
         "understood": fmean(step.understood for step in outcomes),
-        "understood_by_type": by_kind,
+        "understood_by_type": {kind: fmean(kinds[kind]) for kind in sorted(kinds)},
         "answered": fmean(step.answered for step in outcomes),
         "clarifications": sum(step.clarified for step in outcomes),
-        "prompt_tokens": _sum([step.num_prompt_tokens for step in outcomes]),
-        "new_tokens": _sum([step.num_new_tokens for step in outcomes]),
-        "lookups": len(used),
-        "effective": fmean(used) if used else None,
     }
+    metrics["prompt_tokens"] = _sum([step.num_prompt_tokens for step in outcomes])
+    metrics["new_tokens"] = _sum([step.num_new_tokens for step in outcomes])
+    metrics["lookups"] = len(used)
+    metrics["effective"] = fmean(used) if used else None
+    return metrics
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
@@ -468,19 +469,20 @@ class Experiment:
         """All that decides the numbers, but for the variant and the stream."""
         with Memory(":memory:", lookup=self.open_lookup) as memory:
             lookup = dict(memory.lookup.fingerprint)
-        family = asdict(self.lm.family)
+        lm = self.lm
+        family = asdict(lm.family)
         del family["paper"]
         return {
             "format": _FORMAT,
-            "lm": dict(self.lm.completer.fingerprint),
-            "family": self.lm.family.name,
+            "lm": dict(lm.completer.fingerprint),
+            "family": lm.family.name,
             "family_digest": digest(family)[:12],
-            "prompt": self.lm.few_shot.name,
-            "prompt_digest": digest(asdict(self.lm.few_shot))[:12],
+            "prompt": lm.few_shot.name,
+            "prompt_digest": digest(asdict(lm.few_shot))[:12],
             "lookup": lookup,
             "threshold": self.threshold,
-            "max_new_tokens": self.lm.max_new_tokens,
-            "max_prompt_tokens": self.lm.max_prompt_tokens,
+            "max_new_tokens": lm.max_new_tokens,
+            "max_prompt_tokens": lm.max_prompt_tokens,
         }
 
     def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
@@ -576,6 +578,7 @@ def choose_examples(
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
     pool = [*few_shot.examples, *more]
     count = args.prefix_examples or (num_shown if more else (num_shown + 1) // 2)
+    root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
     labels = [example.answer for example in pool]
     guard = LeakGuard([example.question for example in pool], labels)
     distinct = guard.distinct.tolist()
@@ -586,7 +589,7 @@ def choose_examples(
     similarity = open_similarity(
         SelectionArguments(encoder=lookup.encoder or DEFAULT_ENCODER),
         [compared(i, example.question, example.answer) for i, example in enumerate(pool)],
-        args.context.artifacts / "neighbors" / f"memory-{few_shot.name}",
+        root,
         device=args.device,
     )
     assert similarity is not None  # the nearest are asked for

@@ -122,8 +122,7 @@ class ReaderModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def is_half(self) -> bool:

@@ -31,8 +31,7 @@ class TokenizedInput:
     `target` has the ids of the label's target, None without a label.
     """
 
-    example_id: str
-    segments: tuple[TokenIds, ...]
+    segments: Sequence[TokenIds]
     target: TokenIds | None
 
 
@@ -76,7 +75,7 @@ class TokenizedInputs:
     def __getitem__(self, row: int) -> TokenizedInput:
         label = self.labels[row]
         target = None if label is None else self.targets[label]
-        return TokenizedInput(self.example_ids[row], tuple(self.segments[row]), target)
+        return TokenizedInput(self.segments[row], target)
 
     def take(self, rows: Sequence[int]) -> Self:
         """Return some of the examples."""

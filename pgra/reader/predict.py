@@ -20,7 +20,7 @@ from pgra.prompts import SLOT, SLOT_END, Verbalizer
 from pgra.reader.calibration import Calibration, decide
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
-from pgra.reader.train import Trainable
+from pgra.reader.train import Collate, Trainable
 from pgra.types import Prediction
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
@@ -46,7 +46,7 @@ class T5Classifier(Trainable):
     decode: str = "verbalizer"
     calibration: Calibration = field(default_factory=Calibration)
 
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    def collator(self, device: torch.device) -> Collate:
         cost = GroupCost.on(device, is_training=True)
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 

@@ -49,6 +49,7 @@ from pgra.reader.resume import (
 
 logger = logging.getLogger(__name__)
 
+Collate = Callable[[Sequence[Any]], dict[str, Any]]  # rows to the arguments of a forward pass
 _CHUNK = (
     50  # steps copied from the device at once, and at most so many are lost if the loss becomes NaN
 )
@@ -62,7 +63,7 @@ class Trainable(ABC):
     tokenizer: Any
 
     @abstractmethod
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    def collator(self, device: torch.device) -> Collate:
         """Return a function that makes a batch of rows."""
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
@@ -283,7 +284,7 @@ def _distribute(module: ReaderModule, arguments: TrainingArguments, worker: Work
 
 def load_epoch(
     rows: Any,
-    collate: Callable[[Sequence[Any]], dict[str, Any]],
+    collate: Collate,
     arguments: TrainingArguments,
     worker: Worker,
     epoch: int,

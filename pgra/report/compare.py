@@ -6,6 +6,7 @@ from functools import cache
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from pgra.config import choose, config_root, read_yaml
 from pgra.report import metrics
@@ -196,7 +197,7 @@ def compare_runs(
 
     Raises:
         ArtifactError: If they cannot be compared.
-        ConfigError: If the baseline is no row.
+        ConfigError: If the baseline is not a row.
     """
     check_comparable(group)
     named_runs = list(zip(row_names(group), group.runs, strict=True))
@@ -210,6 +211,7 @@ def compare_runs(
     by_measure: dict[str, list[str]] = {}
     for task in tasks:
         by_measure.setdefault(task.partition(" ")[2], []).append(task)
+    has_labels = {run.task: bool(run.labels) for run in group.runs}
     rows = list(group.points)
     if not rows:
         order = in_order([run.method for run in group.runs], METHOD_ORDER)
@@ -224,7 +226,9 @@ def compare_runs(
     comparisons: dict[Column, Comparison] = {}
     for row in rows:
         for measure, family in by_measure.items():
-            average = _average_column(measure, family, group.runs)
+            average = None  # where a mean over tasks makes no sense
+            if len(family) > 1 and all(has_labels.get(task, True) for task in family):
+                average = f"{AVERAGE} {measure}".rstrip()
             if base not in (None, row):
                 comparisons |= _compare_row(results, family, row, str(base), average=average)
             complete = [results[row, task] for task in family if (row, task) in results]
@@ -237,12 +241,6 @@ def compare_runs(
             printed = reference.beside(runs[0], by_measure.get("", tasks), columns)
             paper |= {(row, column): value for column, value in printed.items()}
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
-
-
-def _average_column(measure: str, tasks: Sequence[str], runs: Sequence[Trial]) -> str | None:
-    """Return the column of a mean over tasks; None where it makes no sense."""
-    has_labels = all(run.labels for run in runs if run.task in tasks)
-    return f"{AVERAGE} {measure}".rstrip() if has_labels and len(tasks) > 1 else None
 
 
 def _average(results: Sequence[Result]) -> Result:
@@ -262,11 +260,8 @@ def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> metrics.Values:
     """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if len({tuple(run.seed for run in runs) for runs in tasks}) > 1:
         return np.zeros(0)
-    return np.asarray(np.mean([_values(runs) for runs in tasks], axis=0), np.float64)
-
-
-def _values(runs: Sequence[Trial]) -> metrics.Values:
-    return np.array([run.value for run in runs])
+    values = [[run.value for run in runs] for runs in tasks]
+    return np.asarray(np.mean(values, axis=0), np.float64)
 
 
 def _choose_baseline(group: Group, rows: Sequence[str], name: str | None) -> str | None:
@@ -306,11 +301,12 @@ def _compare_row(
     is_seeded = any(runs[0].is_seeded for runs in chain.from_iterable(sides.values()))
     comparisons = {}
     for (task, shared), gap, p in zip(sides.items(), gaps, adjusted, strict=True):
-        comparisons[row, task] = _compare(gap, p, *map(_values, shared), is_seeded=is_seeded)
+        values = [[run.value for run in runs] for runs in shared]
+        comparisons[row, task] = _compare(gap, p, values, is_seeded=is_seeded)
     if average is not None and len(sides) == len(tasks):
         overall = metrics.average_differences(gaps)
-        means = map(_average_by_seed, zip(*sides.values(), strict=True))
-        comparisons[row, average] = _compare(overall, overall.p, *means, is_seeded=is_seeded)
+        means = [_average_by_seed(runs) for runs in zip(*sides.values(), strict=True)]
+        comparisons[row, average] = _compare(overall, overall.p, means, is_seeded=is_seeded)
     return comparisons
 
 
@@ -323,13 +319,8 @@ def _shared(a: Sequence[Trial], b: Sequence[Trial]) -> list[Sequence[Trial]]:
 
 
 def _compare(
-    gap: metrics.Difference,
-    p: float,
-    ours: metrics.Values,
-    theirs: metrics.Values,
-    *,
-    is_seeded: bool,
+    gap: metrics.Difference, p: float, values: Sequence[npt.ArrayLike], *, is_seeded: bool
 ) -> Comparison:
-    a, b = np.broadcast_arrays(ours, theirs)
+    a, b = np.broadcast_arrays(*values)
     seeds_p = metrics.welch(a, b) if is_seeded else 0.0
     return Comparison(gap, p, int((a > b).sum()), len(a), seeds_p)

@@ -170,7 +170,7 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
 
 
 def _absent(study: Study, row: str, column: str) -> str:
-    """Return what stands for a missing result: nothing where the row has other values of the task."""
+    """Return what stands for no result: "" where the row has other values of the task."""
     runs = {(name, task.partition(" ")[0]) for name, task in study.results}
     return "" if (row, column.partition(" ")[0]) in runs else _MISSING
 
@@ -279,24 +279,27 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
         "paper": study.paper.get((row, column)),
     }
     if result is not None:
+        seeds = " ".join(str(run.seed) for run in result.runs)
+        low, high = result.interval
         if result.runs:
             numbers |= {"metric": result.runs[0].metric, "n": str(result.runs[0].n)}
         numbers |= {
-            "seeds": " ".join(str(run.seed) for run in result.runs) or str(len(result.values)),
+            "seeds": seeds or str(len(result.values)),
             "missing_seeds": " ".join(map(str, result.missing)),
             "value": 100 * result.mean,
             "sd": None if result.sd is None else 100 * result.sd,
-            "low": 100 * result.interval[0],
-            "high": 100 * result.interval[1],
+            "low": 100 * low,
+            "high": 100 * high,
         }
     if row == study.baseline:
         numbers["verdict"] = "baseline"
     elif comparison is not None:
+        low, high = comparison.gap.interval
         numbers |= {
             "baseline": study.baseline,
             "difference": 100 * comparison.gap.difference,
-            "difference_low": 100 * comparison.gap.interval[0],
-            "difference_high": 100 * comparison.gap.interval[1],
+            "difference_low": 100 * low,
+            "difference_high": 100 * high,
             "p": comparison.p,
             "seeds_better": f"{comparison.better} of {comparison.shared}",
             "verdict": comparison.verdict,
