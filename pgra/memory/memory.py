@@ -19,7 +19,7 @@ from pgra.artifacts import write_lines
 from pgra.context import Context
 from pgra.errors import ConfigError, DataError
 from pgra.memory.families import FewShot, fill_slots
-from pgra.memory.log import FeedbackLog, MemoryEntry, check_length, now, read_events
+from pgra.memory.log import FeedbackLog, Kind, MemoryEntry, check_length, now, read_events
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
 from pgra.types import as_query, check_count
 
@@ -38,7 +38,10 @@ class Memory(AbstractContextManager["Memory"]):
     A write is on the disk when it returns. Threads may share one memory, and processes the file.
 
     Attributes:
-        log: The file: all events, of everyone.
+        path: The file.
+        user: Whose entries; "" for the administrator.
+        source: Who writes.
+        log: All events in the file, of everyone.
         lookup: What finds entries in it.
         threshold: The smallest score that passes; None if all do.
     """
@@ -206,8 +209,8 @@ class Memory(AbstractContextManager["Memory"]):
             entry = self.get(entry_id)
             for other in self._alike(self, [entry]):
                 if other.id != entry_id:
-                    self._change(other, kind="delete", feedback="")
-            return self._change(entry, kind="update", feedback=feedback)
+                    self._change(other, "delete")
+            return self._change(entry, "update", feedback)
 
     def delete(self, *entry_ids: int) -> int:
         """Take entries out of the memory, all or none; the log keeps them (see `erase`).
@@ -221,7 +224,7 @@ class Memory(AbstractContextManager["Memory"]):
         with self._lock, self.log.transaction():
             entries = self._alike(self, [self.get(entry_id) for entry_id in entry_ids])
             for entry in entries:
-                self._change(entry, kind="delete", feedback="")
+                self._change(entry, "delete")
         return len(entries)
 
     def erase(self, *entry_ids: int) -> int:
@@ -315,5 +318,6 @@ class Memory(AbstractContextManager["Memory"]):
         keys = {self.lookup.key(entry) for entry in entries}
         return [event for event in events if self.lookup.key(event) in keys]
 
-    def _change(self, entry: MemoryEntry, **values: Any) -> MemoryEntry:
-        return self.log.insert(replace(entry, **values, source=self.source, time=now()))
+    def _change(self, entry: MemoryEntry, kind: Kind, feedback: str = "") -> MemoryEntry:
+        event = replace(entry, kind=kind, feedback=feedback, source=self.source, time=now())
+        return self.log.insert(event)

@@ -24,7 +24,6 @@ from pgra.types import Json
 LEVEL = 0.05
 AVERAGE = "average"
 METRIC = "metric"
-_SEED = 0
 _LAST_DIGIT = 1e-12
 _USUAL_BASELINES = ("fid", "plain")
 Column = tuple[str, str]  # a row, and a task or `AVERAGE`
@@ -245,10 +244,10 @@ def compare_runs(
 
 def _average(results: Sequence[Result]) -> Result:
     """Return the mean over tasks: by seed if all tasks have the same (the paper's Table 8)."""
-    missing = sorted({seed for result in results for seed in result.missing})
+    missing = sorted(set(chain.from_iterable(result.missing for result in results)))
     values = _average_by_seed([result.runs for result in results])
     draws = [
-        metrics.bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
+        metrics.bootstrap([run.outcomes for run in result.runs], seed=number).mean(axis=0)
         for number, result in enumerate(results)
     ]
     interval = metrics.interval_95(np.mean(draws, axis=0))
@@ -286,7 +285,7 @@ def _compare_row(
 
     `average` is that column; None where there is no mean over the tasks.
     """
-    sides: dict[str, Sequence[Sequence[Trial]]] = {}
+    sides: dict[str, list[Sequence[Trial]]] = {}
     for task in tasks:
         if (row, task) in results and (baseline, task) in results:
             shared = _shared(results[row, task].runs, results[baseline, task].runs)

@@ -331,7 +331,7 @@ def draw_study(study: Study) -> "Figure":
     from matplotlib.figure import Figure
 
     width = min(len(study.columns), 3)
-    height = -(-len(study.columns) // width)
+    height = math.ceil(len(study.columns) / width)
     tall = 2.8 if number_axis(study) else 0.6 + 0.35 * len(study.rows)
     figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
     for number, column in enumerate(study.columns, 1):
