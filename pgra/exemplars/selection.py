@@ -179,11 +179,8 @@ def open_similarity(
     values = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     # Lengths stay: the metric reads them.
     encoder_args = PassageEncoderArguments(normalize=False, **values)
-
-    def open_encoder() -> ExampleEncoder:
-        return encoder or load_encoder(encoder_args, device=device)
-
-    neighbors = Neighbors(open_encoder, examples, root)
+    source = encoder_args if encoder is None else encoder
+    neighbors = Neighbors(partial(load_encoder, source, device=device), examples, root)
     if args.encoder == BM25:
         return WordSimilarity(neighbors, BM25)
     return VectorSimilarity(neighbors, args.vector_metric)

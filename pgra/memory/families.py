@@ -18,8 +18,6 @@ from pgra.config import find_yaml, from_yaml
 from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError, DataError, show
-from pgra.prompts import PromptFormat, PromptTemplate
-from pgra.types import Example
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers
@@ -260,27 +258,20 @@ class FewShot:
             more: Examples after the question's own.
             num_examples: How many of its own to show, the first ones; None for all.
         """
-        exemplars = []
+        blocks = []
         for example in (*self.examples_of(question)[:num_examples], *more):
-            fields = self._ask(example.question, example.feedback)
-            exemplars.append(Example("", fields, self.sanitize(example.answer)))
-        template = PromptTemplate(
-            "{question}",
-            answer="",
-            inputs=("question",),
-            instruction="",
-            gap=self.separator,
-            separator=f" {self.end}{self.separator}",
-        )
-        prompt = PromptFormat(template, {}).write(exemplars, self._ask(question, feedback))
-        return f"{prompt}{self.separator}"
+            clarified = self._clarify(example.question, example.feedback)
+            answer = self.sanitize(example.answer)
+            blocks.append(f"{clarified}{self.separator}{answer} {self.end}{self.separator}")
+        blocks.append(f"{self._clarify(question, feedback)}{self.separator}")
+        return "".join(blocks)
 
-    def _ask(self, question: str, feedback: str) -> dict[str, str]:
+    def _clarify(self, question: str, feedback: str) -> str:
         question = self.sanitize(question, is_question=True)
         if feedback:
             feedback = self.sanitize(feedback)
             question = fill_slots(self.clarified, question=question, feedback=feedback)
-        return {"question": question}
+        return question.strip()
 
     def sanitize(self, text: str, *, is_question: bool = False) -> str:
         """Return what a user typed as one line that adds nothing of its own to the prompt.

@@ -184,16 +184,10 @@ class FeedbackLog:
         """The number of the last event; 0 in an empty log."""
         return int(self._value("SELECT max(id) FROM event") or 0)
 
-    def append(
-        self, entries: Iterable[MemoryEntry], *, skip_known: bool = False
-    ) -> list[MemoryEntry]:
-        """Append in one transaction, all or none; return them with their ids.
-
-        If `skip_known`, those that the log has already (all fields but the id) are left out.
-        """
+    def append(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
+        """Append in one transaction, all or none; return them with their ids."""
         with self.transaction():
-            logged = {replace(event, id=0) for event in self.events()} if skip_known else set()
-            return [self.insert(entry) for entry in entries if entry not in logged]
+            return [self.insert(entry) for entry in entries]
 
     def insert(self, event: MemoryEntry) -> MemoryEntry:
         """Append within a transaction; an entry replaces the one in its slot."""

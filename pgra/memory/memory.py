@@ -294,8 +294,10 @@ class Memory(AbstractContextManager["Memory"]):
             for event in read_events(Path(path))
             if event.kind != "erase"
         ]
-        with self._lock:
-            return len(self.log.append(events, skip_known=True))
+        with self._lock, self.log.transaction():
+            logged = {replace(event, id=0) for event in self.log.events()}
+            new = [self.log.insert(event) for event in events if event not in logged]
+        return len(new)
 
     def verify(self) -> None:
         """Read the whole file; an ArtifactError if its entries are not what its log says."""
