@@ -40,7 +40,9 @@ from pgra.lm.prefix import PromptedEncoder
 
 Fields = Sequence[Mapping[str, str]]
 States = tuple[torch.Tensor, float]
-AMONG, KEPT, COMPARED = 16, 4, 16
+AMONG = 16
+BEST = 4
+COMPARED = 16
 POOLER = ("--pooler-config", '{"seq_pooling_type": "LAST", "use_activation": false}')
 
 
@@ -57,28 +59,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     queries = read_reviews(exemplar_seed=EXEMPLAR_SEED, max_train_samples=200)[0].test
     fields = [example.fields for example in queries[: args.num_queries]]
     fields += [reading.prompt.template.passage_fields(text) for text in reading.texts]
-    own = StateArguments(lm=args.lm, lm_dtype="float32")
-    ours, rate = read(own, reading, fields, args.device)
-    encoder = PromptedEncoder.open(own, reading.prompt, args.device)
+    lm_args = StateArguments(lm=args.lm, lm_dtype="float32")
+    ours, rate = read(lm_args, reading, fields, args.device)
+    encoder = PromptedEncoder.open(lm_args, reading.prompt, args.device)
     alone = [encoder.lm.states_of([ids]) for ids in encoder.tokenize(fields[:COMPARED]).ids]
     truth = torch.cat(alone).float().cpu()
     encoder.release()
-    found = {"cascade": (ours, rate)}
+    results = {"cascade": (ours, rate)}
     servers = {"llama.cpp": llama_words} if args.lm == TOKENIZER else {}
     servers |= {"vllm": vllm_words} if args.vllm_python else {}
     for title, words in servers.items():
         port = free_port()
         with serving(words(args, port), port) as url:
             dtype = "float32" if title == "vllm" else "auto"  # 4 bits round by more
-            there = StateArguments(lm=url, lm_tokenizer=args.lm, lm_dtype=dtype)
-            found[title] = read(there, reading, fields, args.device)
+            server = StateArguments(lm=url, lm_tokenizer=args.lm, lm_dtype=dtype)
+            results[title] = read(server, reading, fields, args.device)
     figures: dict[str, float] = {}
-    for title, (states, rate) in found.items():
+    for title, (states, rate) in results.items():
         off = (states[:COMPARED] - truth).norm(dim=1) / truth.norm(dim=1)
-        kept = (best(states)[:, :, None] == best(ours)[:, None]).any(2).float().mean()
+        is_same = (best(states)[:, :, None] == best(ours)[:, None]).any(2)
         figures[f"{title}/texts_per_second"] = rate
         figures[f"{title}/max_relative_error"] = float(off.max())
-        figures[f"{title}/evidence_kept"] = float(kept)
+        figures[f"{title}/evidence_kept"] = float(is_same.float().mean())
     show_figures(f"{args.lm}, {len(fields)} texts, {torch.get_num_threads()} threads", figures)
     write_figures(args.json, figures)
     return 0
@@ -97,17 +99,18 @@ def read(lm: StateArguments, reading: Reading, fields: Fields, device: str) -> S
 
 
 def best(states: torch.Tensor) -> torch.Tensor:
-    """Give the best sentences of each query, by place, (Q, 4); queries come first."""
+    """Give the best sentences of each query, by position, (Q, 4); queries come first."""
     count = len(states) // (1 + AMONG)
-    queries, sentences = states[:count, None], states[count:].view(count, AMONG, -1)
-    return (queries * sentences).sum(2).topk(KEPT, dim=1).indices
+    queries = states[:count, None]
+    sentences = states[count:].view(count, AMONG, -1)
+    return (queries * sentences).sum(2).topk(BEST, dim=1).indices
 
 
 def llama_words(args: argparse.Namespace, port: int) -> list[str]:
     """Start llama.cpp's server with the bundled LM's own file."""
     (weights,) = locate_files(BUNDLED_MODELS[args.lm.removeprefix("bundled:")])
-    given = (str(weights), port, torch.get_num_threads())
-    return [sys.executable, "-c", f"import engines; engines.be_llama{given}"]
+    arguments = (str(weights), port, torch.get_num_threads())
+    return [sys.executable, "-c", f"import engines; engines.be_llama{arguments}"]
 
 
 def be_llama(weights: str, port: int, threads: int) -> None:
@@ -115,10 +118,16 @@ def be_llama(weights: str, port: int, threads: int) -> None:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path, params.hostnames, params.port = weights, ["127.0.0.1"], port
-    params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = 8192, 8, 1024, 1024
+    params.model.path = weights
+    params.hostnames = ["127.0.0.1"]
+    params.port = port
+    params.n_ctx = 8192
+    params.n_parallel = 8
+    params.n_batch = 1024
+    params.n_ubatch = 1024
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.embedding, params.pooling_type = True, xllamacpp.llama_pooling_type(3)  # the last
+    params.embedding = True
+    params.pooling_type = xllamacpp.llama_pooling_type(3)  # the last
     _server = xllamacpp.Server(params)
     threading.Event().wait()
 
@@ -134,8 +143,8 @@ def vllm_words(args: argparse.Namespace, port: int) -> list[str]:
 @contextmanager
 def serving(words: Sequence[str], port: int) -> Iterator[str]:
     """Run a server until the block ends; its messages go to standard error."""
-    url, here = f"http://127.0.0.1:{port}", Path(__file__).parent
-    with subprocess.Popen(words, stdout=sys.stderr, cwd=here) as process:
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(words, stdout=sys.stderr, cwd=Path(__file__).parent) as process:
         try:
             while True:
                 if process.poll() is not None:

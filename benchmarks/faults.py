@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from measuring import FlagParser, parse_flags, positive
@@ -83,14 +83,14 @@ def _damage(part: str, seed: int) -> str | None:
     world, _, whole = _world()
     case = damage.draw(world, part, seed)
     wrong = damage.run(world, case, whole)
-    return wrong and f"{case.path}: {wrong}"
+    return f"{case.path}: {wrong}" if wrong else wrong
 
 
-def _break(how: kills.Broken) -> Callable[[str, int], str | None]:
-    return lambda part, seed: how(_world()[0], part, seed, _world()[1])
+def _break(fault: kills.Broken) -> Callable[[str, int], str | None]:
+    return lambda part, seed: fault(_world()[0], part, seed, _world()[1])
 
 
-KINDS = {
+FAULTS = {
     "damage": Kind(damage.KINDS, _damage),
     "kills": Kind(JOBS, _break(kills.kill)),
     "twins": Kind(JOBS, _break(kills.two_at_once)),
@@ -100,7 +100,7 @@ KINDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run the cases that are left, and show what came of all."""
     parser = FlagParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=list(KINDS), help="kinds of faults")
+    parser.add_argument("--only", nargs="+", default=list(FAULTS), help="kinds of faults")
     parser.add_argument("--part", nargs="+", help="default: all")
     parser.add_argument("--cases", type=positive, default=1000, help="of each part")
     parser.add_argument("--minutes", type=float, help="time for each kind, the same for each part")
@@ -114,29 +114,34 @@ def main(argv: list[str] | None = None) -> int:
     before = json.loads(args.json.read_text()) if args.json and args.json.is_file() else {}
     tallies: dict[str, dict[str, Tally]] = {}
     if before.get("about") == about:
-        tallies = {k: {p: Tally(**t) for p, t in v.items()} for k, v in before["kinds"].items()}
+        for name, counts in before["kinds"].items():
+            tallies[name] = {job: Tally(**count) for job, count in counts.items()}
     for name in args.only:
-        choose("kind", name, KINDS)
-        kind = KINDS[name]
-        parts = list(args.part or kind.parts)
-        for part in parts:
-            choose(name, part, kind.parts)
-            tally = tallies.setdefault(name, {}).setdefault(part, Tally())
-            end = time.monotonic() + 60 * (args.minutes or math.inf) / len(parts)
+        choose("kind", name, FAULTS)
+        kind = FAULTS[name]
+        chosen = list(args.part or kind.parts)
+        for job in chosen:
+            choose(name, job, kind.parts)
+            tally = tallies.setdefault(name, {}).setdefault(job, Tally())
+            end = time.monotonic() + 60 * (args.minutes or math.inf) / len(chosen)
             while tally.done < args.cases and time.monotonic() < end:
                 number = args.first + tally.done
-                wrong = kind.case(part, args.seed * 1_000_003 + number)
+                wrong = kind.case(job, args.seed * 1_000_003 + number)
                 tally.done += 1
                 tally.void += wrong is None
                 if wrong:
                     tally.failed[str(number)] = wrong[:600]
                 if args.json:
-                    kept = {k: {p: asdict(t) for p, t in v.items()} for k, v in tallies.items()}
-                    write_json(args.json, {"about": about, "kinds": kept})
-            say(f"{name}, {part}: {tally.done - tally.void:,} cases, {len(tally.failed)} failed")
+                    counts = {
+                        name: {job: asdict(tally) for job, tally in jobs.items()}
+                        for name, jobs in tallies.items()
+                    }
+                    write_json(args.json, {"about": about, "kinds": counts})
+            say(f"{name}, {job}: {tally.done - tally.void:,} cases, {len(tally.failed)} failed")
             for number, what in islice(tally.failed.items(), 3):
                 say(f"  case {number}: {what}")
-    return int(any(tally.failed for kind in tallies.values() for tally in kind.values()))
+    every = chain.from_iterable(jobs.values() for jobs in tallies.values())
+    return int(any(tally.failed for tally in every))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"torch {torch.__version__} finds no GPU here: run it where there is one, or see with "
             "--tiny that it works"
         )
-    return measure(args)
+    return measure_pieces(args)
 
 
 def pack(folder: Path, corpus: str) -> int:
@@ -77,9 +77,9 @@ def pack(folder: Path, corpus: str) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
-    found = find_texts(corpus, SHARD * 4)
-    texts = list(dict.fromkeys(found.texts))
-    prompt = {"template": asdict(found.prompt.template), "prefix": found.prompt.prefix}
+    candidates = find_texts(corpus, SHARD * 4)
+    texts = list(dict.fromkeys(candidates.texts))
+    prompt = {"template": asdict(candidates.prompt.template), "prefix": candidates.prompt.prefix}
     write_json(folder / "candidates.json", {"texts": texts, "prompt": prompt})
     words = ["--corpus", corpus, "--device", "cpu", "--max_passages", "400"]
     words += ["--steps", str(Sizes.steps), "--num_evidence", str(DEPTH), "--num_examples", "1"]
@@ -100,10 +100,12 @@ def pack(folder: Path, corpus: str) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure_pieces(args: argparse.Namespace) -> int:
     """Measure each piece; name those that fail."""
     read_manifest(args.folder, stage=STAGE)
-    device, figures, failed = choose_device(args.device), dict[str, float](), []
+    device = choose_device(args.device)
+    figures: dict[str, float] = {}
+    failed = []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     say(f"{name}, torch {torch.__version__}; the weights are random: speed, not meaning")
     for piece in args.only:

@@ -154,9 +154,10 @@ class Bench:
     @cached_property
     def prompt(self) -> FewShotPrompt:
         """A real prompt of 8 exemplars."""
-        kept = self._candidates["prompt"]
-        inputs = tuple(kept["template"].pop("inputs"))
-        return FewShotPrompt(PromptTemplate(**kept["template"], inputs=inputs), kept["prefix"])
+        packed = self._candidates["prompt"]
+        inputs = tuple(packed["template"].pop("inputs"))
+        template = PromptTemplate(**packed["template"], inputs=inputs)
+        return FewShotPrompt(template, packed["prefix"])
 
     @cached_property
     def _candidates(self) -> dict[str, Any]:
@@ -165,9 +166,9 @@ class Bench:
     @cached_property
     def reading(self) -> Reading:
         """Labelled queries with their evidence."""
-        kept = json.loads((self.folder / "reading.json").read_text())
-        kept["examples"] = [Example(**example) for example in kept["examples"]]
-        return Reading(**kept)
+        packed = json.loads((self.folder / "reading.json").read_text())
+        packed["examples"] = [Example(**example) for example in packed["examples"]]
+        return Reading(**packed)
 
     def many_texts(self, count: int) -> list[str]:
         """Give so many sentences; they come again where there are fewer."""
@@ -194,16 +195,23 @@ def measure_env(bench: Bench) -> None:
 
 def measure_rerank(bench: Bench) -> None:
     """Read candidates after a prompt."""
-    lm, sizes = bench.open_lm(), bench.sizes
-    texts, encoder = bench.many_texts(sizes.candidates), PromptedEncoder(lm, bench.prompt)
+    lm = bench.open_lm()
+    sizes = bench.sizes
+    texts = bench.many_texts(sizes.candidates)
+    encoder = PromptedEncoder(lm, bench.prompt)
     before = bench.product_rate(lm.dtype)
     fields = [bench.prompt.template.passage_fields(text) for text in texts]
     whole = [len(ids) for ids in encoder.tokenize(fields).ids]
     shared = 0 if encoder.way == "none" else len(encoder.shared_ids)
     bench.note(f"way: {encoder.way}")
-    rates, first = {}, min(SHARD // 4, sizes.candidates // 4)
+    rates = {}
     ways: dict[str, tuple[Callable[[int], object], int, int, float]] = {
-        "pgra": (lambda n: read_shared(encoder, SHARD, texts[:n]), first, shared, 45),
+        "pgra": (
+            lambda n: read_shared(encoder, SHARD, texts[:n]),
+            min(SHARD // 4, sizes.candidates // 4),
+            shared,
+            45,
+        ),
         "usual": (lambda n: read_whole(encoder, texts[:n]), 4 * RELEASED_BATCH, 0, 25),
     }
     for title, (work, least, skip, seconds) in ways.items():
@@ -231,35 +239,36 @@ def measure_rerank(bench: Bench) -> None:
 @torch.inference_mode()
 def measure_search(bench: Bench) -> None:
     """Search random vectors."""
-    asked, rows, width, k = bench.sizes.search
+    num_queries, rows, width, k = bench.sizes.search
     torch.manual_seed(0)
     unit = partial(torch.nn.functional.normalize, dim=1)
-    queries = unit(torch.randn(asked, width, device=bench.device))
-    half, full = bench.product_rate(torch.float16), bench.product_rate(torch.float32)
+    queries = unit(torch.randn(num_queries, width, device=bench.device))
+    half = bench.product_rate(torch.float16)
+    full = bench.product_rate(torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         vectors = torch.empty(rows, width, dtype=torch.float16, device=bench.device)
         for shard in plan_shards(Path(folder), rows, SHARD):
-            part = unit(torch.randn(len(shard), width, device=bench.device)).half()
-            vectors[shard.start : shard.stop] = part
-            np.save(shard.path, part.cpu().numpy())
+            block = unit(torch.randn(len(shard), width, device=bench.device)).half()
+            vectors[shard.start : shard.stop] = block
+            np.save(shard.path, block.cpu().numpy())
         source = vector_source(plan_shards(Path(folder), rows, SHARD), width)
         ours = partial(replace(source, device=str(bench.device)).search, queries.cpu().numpy())
         wait_for(bench.device)
         with measured(bench.device) as cost:
-            found = ours(k)[1]
+            rows_found = ours(k)[1]
         bench.tell(pgra_first_seconds=cost.seconds)  # the vectors are read from the disk
         seconds = min(_seconds(bench, partial(ours, k)) for _ in range(3))
     exact = vectors.float()
     truth = top_products(queries, exact, k)
     by_torch = min(_seconds(bench, lambda: top_products(queries, exact, k)) for _ in range(3))
-    same = (torch.from_numpy(found)[:, :, None] == truth.cpu()[:, None, :]).any(2).float().mean()
+    ours_too = torch.from_numpy(rows_found)[:, :, None] == truth.cpu()[:, None, :]
     copies = copy_rate(bench.device, num_bytes=bench.sizes.copied)
-    operations = 2.0 * asked * rows * width
+    operations = 2.0 * num_queries * rows * width
     bench.tell(
         pgra_seconds=seconds,
         torch_seconds=by_torch,
         speedup=by_torch / seconds,
-        same_hits=float(same),
+        same_hits=float(ours_too.any(2).float().mean()),
         share_of_copies=vectors.nbytes / seconds / (copies / 2),  # which read and write
         pgra_share_of_product=operations / seconds / half,
         torch_share_of_product=operations / by_torch / full,
@@ -274,7 +283,8 @@ def _seconds(bench: Bench, work: Callable[[], object]) -> float:
 
 def top_products(queries: Tensor, vectors: Tensor, k: int) -> Tensor:
     """Give each query's best rows as usual: a product and top-k, some queries at once."""
-    return torch.cat([(part @ vectors.T).topk(k, dim=1).indices for part in queries.split(1024)])
+    blocks = [(block @ vectors.T).topk(k, dim=1).indices for block in queries.split(1024)]
+    return torch.cat(blocks)
 
 
 def measure_reader(bench: Bench) -> None:
@@ -302,10 +312,12 @@ def measure_reader(bench: Bench) -> None:
 
 
 def reader_arguments(bench: Bench, dtype: str) -> argparse.Namespace:
-    """Give what benchmarks/reader.py is asked for."""
+    """Return the arguments of benchmarks/reader.py."""
     words = ["--model", bench.model(bench.sizes.reader, "t5"), "--device", str(bench.device)]
     words += ["--steps", str(bench.sizes.steps), "--batch_size", str(bench.sizes.batch)]
-    return reader.parse([*words, *(["--bf16"] if dtype == "bfloat16" else [])])
+    if dtype == "bfloat16":
+        words.append("--bf16")
+    return reader.parse(words)
 
 
 def train(bench: Bench, title: str, args: argparse.Namespace) -> Cost:

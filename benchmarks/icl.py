@@ -104,9 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("nearest", nearest_prompts(data, args.num_exemplars)),
         ("shared", [write_prompt(data, drawn, query) for query in data.queries]),
     ):
-        found = measure(prompts, completer, data, peak_rate, args)
-        show_figures(f"{kind}: {len(prompts)} prompts, {args.lm}, {completer.dtype}", found)
-        figures |= {f"{kind}_{name}": value for name, value in found.items()}
+        of_kind = measure_prompts(prompts, completer, data, peak_rate, args)
+        title = f"{kind}: {len(prompts)} prompts, {args.lm}, {completer.dtype}"
+        show_figures(title, of_kind)
+        figures |= {f"{kind}_{name}": value for name, value in of_kind.items()}
     figures["speedup_vs_loop"] = figures["nearest_speedup_vs_loop"]
     write_figures(args.json, figures)
     return 0
@@ -128,7 +129,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.dataset_name is None and args.task == "rotten-tomatoes":
         args.dataset_name = "bundled:rotten-tomatoes"
     if args.quick:
-        args.num_queries, args.repeats = min(args.num_queries, 32), 1
+        args.num_queries = min(args.num_queries, 32)
+        args.repeats = 1
     return args
 
 
@@ -142,8 +144,8 @@ def read_data(args: argparse.Namespace) -> Data:
     )
     if args.task in GenerationTask.names():
         task = GenerationTask.load(args.task)
-        found = load_splits(task, chosen, is_trained=False)
-        return Data(task.frame, found.train, found.test, task.max_new_tokens)
+        splits = load_splits(task, chosen, is_trained=False)
+        return Data(task.frame, splits.train, splits.test, task.max_new_tokens)
     labelled = Task.load(args.task)
     splits = load_splits(labelled, chosen)
     slots = " ".join(f"{{{name}}}" for name in labelled.inputs)
@@ -152,8 +154,8 @@ def read_data(args: argparse.Namespace) -> Data:
 
 def write_prompt(data: Data, exemplars: Sequence[Example], query: Example) -> str:
     """Write a query after exemplars, in their order."""
-    shown = [f"{data.frame.format_map(e.fields)} {e.label}" for e in exemplars]
-    return "\n\n".join([*shown, data.frame.format_map(query.fields)])
+    blocks = [f"{data.frame.format_map(e.fields)} {e.label}" for e in exemplars]
+    return "\n\n".join([*blocks, data.frame.format_map(query.fields)])
 
 
 def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
@@ -167,12 +169,12 @@ def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
         bm25 = open_retriever(args, corpus, Context(artifacts=Path(folder), progress=False))
         rows = bm25.retrieve([query.text for query in data.queries], count).rows.tolist()
     return [
-        write_prompt(data, [data.pool[row] for row in own if row >= 0], query)
-        for own, query in zip(rows, data.queries, strict=True)
+        write_prompt(data, [data.pool[row] for row in line if row >= 0], query)
+        for line, query in zip(rows, data.queries, strict=True)
     ]
 
 
-def measure(
+def measure_prompts(
     prompts: Sequence[str],
     completer: LocalLM,
     data: Data,
@@ -199,8 +201,8 @@ def measure(
 
 def write(completer: LocalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
     """Write as pgra does."""
-    found = completer.complete(prompts, max_new_tokens=max_new_tokens, stop=STOP)
-    return [completion.text for completion in found]
+    completions = completer.complete(prompts, max_new_tokens=max_new_tokens, stop=STOP)
+    return [completion.text for completion in completions]
 
 
 @torch.inference_mode()
@@ -231,7 +233,8 @@ def figures_of(
     ways: dict[str, Way], completer: LocalLM, prompts: Sequence[str], peak_rate: float
 ) -> dict[str, float]:
     """Give rates and ratios."""
-    lengths, ours = completer.count_tokens(prompts), ways["pgra"]
+    lengths = completer.count_tokens(prompts)
+    ours = ways["pgra"]
     flops = count_operations(completer.config, lengths)
     figures = {"prompt_tokens": sum(lengths) / len(lengths)}
     for title, way in ways.items():

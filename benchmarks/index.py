@@ -70,8 +70,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
     args = parse_flags(parser, argv)
     if args.quick:
-        args.num_texts, args.repeats = min(args.num_texts, 256), 2
-        args.sizes, args.widths = [min(min(args.sizes), 50_000)], [min(args.widths)]
+        args.num_texts = min(args.num_texts, 256)
+        args.repeats = 2
+        args.sizes = [min(min(args.sizes), 50_000)]
+        args.widths = [min(args.widths)]
     if args.k > (least := min(args.sizes)):
         raise ConfigError(f"k is {args.k}, more than the {least} passages: lower it")
     return args
@@ -85,7 +87,8 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
     corpus = open_corpus(CorpusArguments(corpus=args.corpus, max_passages=args.num_texts), folder)
     texts = corpus.texts(range(len(corpus)))
     ours = Encoder.load(args.encoder, max_encoder_tokens=128, device=args.device)
-    dtype, device = str(ours.fingerprint["dtype"]), str(ours.device)
+    dtype = str(ours.fingerprint["dtype"])
+    device = str(ours.device)
     other = SentenceTransformer(find_model(args.encoder).path, device=device)
     other.max_seq_length = 128
     other.to(getattr(torch, dtype))
@@ -101,15 +104,15 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
     ours.encode(texts[:8])
     other.encode(texts[:8], show_progress_bar=False)
     seconds = best_seconds(ways, args.repeats)
-    own = seconds.pop("pgra")
+    our_seconds = seconds.pop("pgra")
     best = min(seconds, key=lambda way: seconds[way])
     vectors = ours.encode(texts), ways[best]()
     cosine = float((np.asarray(vectors[0]) * np.asarray(vectors[1])).sum(axis=1).min())
     say(f"encode: {len(texts):,} texts by {args.encoder}, {dtype}, {device}; best: {best}")
     return {
-        "encode_vs_sentence_transformers": seconds[best] / own,
+        "encode_vs_sentence_transformers": seconds[best] / our_seconds,
         "encode_least_cosine": cosine,
-        "encode_texts_per_second": len(texts) / own,
+        "encode_texts_per_second": len(texts) / our_seconds,
     }
 
 

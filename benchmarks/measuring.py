@@ -136,7 +136,8 @@ def _peak(cost: Cost, device: torch.device) -> Iterator[None]:
         yield
         cost.peak_mib = (torch.cuda.max_memory_allocated(device) - before) / MIB
         return
-    process, stop = psutil.Process(), threading.Event()
+    process = psutil.Process()
+    stop = threading.Event()
     before = highest = process.memory_info().rss
 
     def watch() -> None:
@@ -173,10 +174,10 @@ def matrix_rate(
     sizes = sizes or ((4096, 8192) if device.type == "cuda" else (1024, 2048))
     best = 0.0
     for size in sizes:
-        one, other = torch.randn(2, size, size, device=device).to(dtype)
+        left, right = torch.randn(2, size, size, device=device).to(dtype)
         layer = torch.nn.Linear(size, size, bias=False, device=device, dtype=dtype)
         with packed_for(layer):
-            for product in (partial(torch.matmul, one, other), partial(layer, one)):
+            for product in (partial(torch.matmul, left, right), partial(layer, left)):
                 once = _seconds(product, device, 1)
                 repeats = max(2, int(seconds / max(once, 1e-5)))
                 best = max(best, 2.0 * size**3 * repeats / _seconds(product, device, repeats))

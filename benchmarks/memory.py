@@ -75,14 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     figures: dict[str, float] = {}
     for size in args.sizes:
-        measured = measure(size, args.width, args.num_queries)
+        measured = measure_size(size, args.width, args.num_queries)
         figures |= {f"{size}/{name}": value for name, value in measured.items()}
     show_figures("by entries", figures)
     write_figures(args.json, figures)
     return 0
 
 
-def measure(size: int, width: int, num_queries: int) -> dict[str, float]:
+def measure_size(size: int, width: int, num_queries: int) -> dict[str, float]:
     """Measure a memory of one size, in a folder that is thrown away."""
     encoder = RandomEncoder(width)
     with tempfile.TemporaryDirectory() as name:
@@ -116,8 +116,8 @@ def _measure_use(
         seconds = _time_each(lookup, [f"question {row}" for row in rows])
         edit = EditLookup(memory.log)
         edit.find("what would one say of < x >")  # reads all keys
-        asked = [event(int(row)).question for row in rows[:10]]
-        edits = _time_each(edit, [question.replace("say", "tell") for question in asked])
+        questions = [event(int(row)).question for row in rows[:10]]
+        edits = _time_each(edit, [question.replace("say", "tell") for question in questions])
         start = time.perf_counter()
         for number in range(_WRITES):
             memory.add(f"another {number}", "said")

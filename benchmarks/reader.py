@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     reading = read_examples(args)
     figures: dict[str, float] = {}
     for depth in args.num_evidence:
-        found = measure(reading, depth, args)
-        show_figures(f"{args.model}, d = {depth}, {args.device.type}", found)
-        figures |= {f"d{depth}/{name}": value for name, value in found.items()}
+        of_depth = measure_depth(reading, depth, args)
+        show_figures(f"{args.model}, d = {depth}, {args.device.type}", of_depth)
+        figures |= {f"d{depth}/{name}": value for name, value in of_depth.items()}
         if depth == HEADLINE_DEPTH or len(args.num_evidence) == 1:
-            figures |= found
+            figures |= of_depth
     write_figures(args.json, figures)
     return 0
 
@@ -135,15 +136,16 @@ def read_examples(args: argparse.Namespace) -> Reading:
         retriever = open_retriever(
             dense, corpus, Context(artifacts=Path(folder), device=args.device.type)
         )
-        found = retriever.retrieve([example.text for example in examples], k)
-        evidence = [corpus.texts(rows) for rows in found.rows]
+        candidates = retriever.retrieve([example.text for example in examples], k)
+        evidence = [corpus.texts(rows) for rows in candidates.rows]
     template = args.reader_template or task.reader_template
     return Reading(task.metric, task.labels, template, dict(task.verbalizer), examples, evidence)
 
 
-def measure(reading: Reading, depth: int, args: argparse.Namespace) -> dict[str, float]:
+def measure_depth(reading: Reading, depth: int, args: argparse.Namespace) -> dict[str, float]:
     """Time both ways at one depth."""
-    usual, ours = Way(), Way()
+    usual = Way()
+    ours = Way()
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights"
         for _ in range(args.repeats):
@@ -178,7 +180,7 @@ def _quietly(work: Callable[..., T], *parts: Any) -> T:
 def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
     """Tokenise all examples with their best d."""
     layout = SegmentLayout(reading.template, "query_first", PADDED)
-    evidence = [found[:depth] for found in reading.evidence]
+    evidence = [texts[:depth] for texts in reading.evidence]
     return build_inputs(reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout)
 
 
@@ -190,9 +192,9 @@ class Timed(T5Classifier):
     times: list[float] = field(default_factory=list)
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
-        made = super().optimizer(arguments)
-        made.register_step_post_hook(lambda *_: self.note())
-        return made
+        optimizer = super().optimizer(arguments)
+        optimizer.register_step_post_hook(lambda *_: self.note())
+        return optimizer
 
     def note(self) -> None:
         if len(self.times) in (0, self.num_steps - 1):  # what was before is not counted after
@@ -255,14 +257,14 @@ def count_operations(t5: Any, inputs: TokenizedInputs, rows: Sequence[int]) -> f
     lengths = [[len(segment) for segment in inputs[row].segments] for row in rows]
     written = [len(target) if (target := inputs[i].target) is not None else 0 for i in rows]
     tokens = sum(map(sum, lengths))
-    squares = sum(length * length for line in lengths for length in line)
+    squares = sum(length * length for length in chain.from_iterable(lengths))
     pairs = sum(count * sum(line) for line, count in zip(lengths, written, strict=True))
     encoder = 2.0 * _matrices(t5.encoder.block) * tokens
     attention = 4.0 * config.num_layers * config.num_heads * config.d_kv * squares
-    shown = 4.0 * config.num_decoder_layers * config.d_model * config.num_heads * pairs
+    crossing = 4.0 * config.num_decoder_layers * config.d_model * config.num_heads * pairs
     head = config.vocab_size * config.d_model
     decoder = 2.0 * (_matrices(t5.decoder.block) + head) * sum(written)
-    return encoder + attention + shown + decoder
+    return encoder + attention + crossing + decoder
 
 
 def _matrices(module: torch.nn.Module) -> int:

@@ -99,10 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     reading = find_texts(args.corpus, args.num_texts)
     figures: dict[str, float] = {}
-    for place, name in enumerate(args.lm):
-        found = measure(name, reading, args)
-        figures |= {f"{name.split(':')[-1]}/{key}": value for key, value in found.items()}
-        figures |= found if place == 0 else {}
+    for name in args.lm:
+        of_lm = measure_lm(name, reading, args)
+        figures |= {f"{name.split(':')[-1]}/{key}": value for key, value in of_lm.items()}
+        if name == args.lm[0]:
+            figures |= of_lm
     write_figures(args.json, figures)
     return 0
 
@@ -142,7 +143,7 @@ def find_texts(corpus_name: str, num_texts: int) -> Reading:
     return Reading(list(itertools.islice(itertools.cycle(texts), num_texts)), prompt)
 
 
-def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, float]:
+def measure_lm(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, float]:
     """Time all ways with one LM, and show the figures."""
     lm = open_lm(name, dtype=args.dtype, device=args.device)
     encoder = PromptedEncoder(lm, reading.prompt, sharing="cascade")
@@ -150,13 +151,14 @@ def measure(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, 
     shard = 4096 if lm.device.type == "cuda" else 512
     ways = make_ways(lm, reading, encoder, shard)
     sizes = [len(ids) for ids in _prompts(encoder, reading.texts)]
-    shared, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
+    shared = len(encoder.shared_ids)
+    head = prefix_tokens(lm, reading.prompt)
     skipped = {"released": 0, "floor": head}
     for title, way in ways.items():
         # Few texts make ragged batches: the ways that sort them get a shard's worth.
         least = 0 if title == "released" else args.least_texts
         skip = skipped.get(title, shared)
-        settle_count(way, [size - skip for size in sizes], args, least)
+        choose_count(way, [size - skip for size in sizes], args, least)
     for _ in range(args.repeats):
         for way in ways.values():
             with measured(lm.device) as cost:
@@ -208,12 +210,13 @@ def make_ways(
     lm: CausalLM, reading: Reading, encoder: PromptedEncoder, shard: int
 ) -> dict[str, Way]:
     """Give all ways of reading."""
-    own, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
+    num_shared = len(encoder.shared_ids)
+    head = prefix_tokens(lm, reading.prompt)
     ways = {"released": Way(reading.texts, partial(read_whole, encoder))}
     for title in ("expanded", "cascade"):
         way = encoder if title == encoder.sharing else replace(encoder, sharing=title)
         way.encode(reading.texts[:8])  # the prefix, the self-check and the first kernels
-        ways[title] = Way(reading.texts, partial(read_shared, way, shard), own)
+        ways[title] = Way(reading.texts, partial(read_shared, way, shard), num_shared)
     ways["floor"] = Way(reading.texts, partial(read_bare, encoder, shard, head))
     return ways
 
@@ -243,17 +246,17 @@ def read_bare(encoder: PromptedEncoder, shard: int, skip: int, texts: Sequence[s
     """
     lm = encoder.lm
     for start in range(0, len(texts), shard):
-        own = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
+        suffixes = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
         budget = batch_budget(encoder.batch_tokens, lm.device)
-        batches = token_budget_batches([len(ids) for ids in own], budget)
-        torch.cat([lm.states_of([own[i] for i in batch]) for batch in batches]).cpu()
+        batches = token_budget_batches([len(ids) for ids in suffixes], budget)
+        torch.cat([lm.states_of([suffixes[i] for i in batch]) for batch in batches]).cpu()
 
 
 def _prompts(encoder: PromptedEncoder, texts: Sequence[str]) -> list[list[int]]:
     return encoder.tokenize([encoder.prompt.template.passage_fields(t) for t in texts]).ids
 
 
-def settle_count(way: Way, lengths: Sequence[int], args: argparse.Namespace, least: int) -> None:
+def choose_count(way: Way, lengths: Sequence[int], args: argparse.Namespace, least: int) -> None:
     """Choose how many texts a way reads in about the time it is given, after a first few."""
     few = RELEASED_BATCH
     start = time.perf_counter()

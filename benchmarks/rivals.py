@@ -55,7 +55,7 @@ def deciders(lm: pgra.CausalLM, encoder: pgra.Encoder) -> dict[str, Decider]:
     def take_nearest(train: Pairs, texts: Sequence[str]) -> list[str]:
         vectors = encoder.encode([text for text, _ in train])
         products = encoder.encode(list(texts)) @ vectors.T
-        return [train[place][1] for place in products.argmax(axis=1)]
+        return [train[row][1] for row in products.argmax(axis=1)]
 
     def read(num_exemplars: int) -> Decider:
         def decide(train: Pairs, texts: Sequence[str]) -> list[str]:
@@ -114,7 +114,9 @@ def decide_reviews(ways: Mapping[str, Decider], *, draws: int, count: int) -> di
 
 def find_passages(lm: str, name: str, *, count: int | None) -> dict[str, Values]:
     """Order a corpus for each question: whether the first passage holds an answer."""
-    lines = [line for file in QUESTIONS for line in (ROOT / file).read_text().splitlines()]
+    lines: list[str] = []
+    for file in QUESTIONS:
+        lines += (ROOT / file).read_text().splitlines()
     questions = [json.loads(line) for line in lines][:count]
     texts = [question["question"] for question in questions]
     reranker = pgra.Reranker(lm, by="likelihood")

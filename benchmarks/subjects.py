@@ -77,7 +77,8 @@ def open_reader(name: str, *, device: torch.device) -> tuple[FusionReader, Any]:
     if name.startswith(RANDOM):
         _, tokenizer = shape_of(name, T5_SHAPES, T5_TOKENIZER)
         return FusionReader(open_plain(name, device=device)), tokenizer
-    return FusionReader.from_name(name).to(device), load_tokenizer(find_model(name))
+    source = find_model(name)
+    return FusionReader.from_source(source).to(device), load_tokenizer(source)
 
 
 def open_plain(name: str, *, device: torch.device) -> Any:
@@ -123,8 +124,8 @@ def open_lm(
         ffn_dim=4 * width,
         word_embed_proj_dim=width,
     )
-    place = choose_device(device)
-    model = _fill(config, place, choose_dtype(dtype, place))
+    where = choose_device(device)
+    model = _fill(config, where, choose_dtype(dtype, where))
     model.name_or_path = name
     return CausalLM(model, tokenizer, layer=layer)
 

@@ -56,8 +56,8 @@ class Reading:
     def whole_segments(self, depth: int) -> list[list[str]]:
         """Write each example's segments out."""
         return [
-            [f"{self.template.format_map(e.fields)} {text}" for text in found[:depth]]
-            for e, found in zip(self.examples, self.evidence, strict=True)
+            [f"{self.template.format_map(e.fields)} {text}" for text in texts[:depth]]
+            for e, texts in zip(self.examples, self.evidence, strict=True)
         ]
 
 

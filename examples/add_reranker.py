@@ -5,7 +5,7 @@ r"""A reranker of your own in one file: passages that share most words with the 
         --task sst2 --dataset_name bundled:rotten-tomatoes --corpus bundled:wikipedia-19k \
         --encoder bundled:minilm-l6 --num_candidates 50
 
-The name `module:Class` is taken wherever a reranker is named: pgra search, train, plan, a grid's
+The name `module:Class` is taken wherever a reranker is named: pgra search, train, a grid's
 YAML, `pgra.train(reranker=...)`. Guide: docs/extend.md.
 """
 

@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max_steps", type=int, default=-1)
     args = parser.parse_args(argv)
     reviews = load(args.imdb, None, "test")
-    named = [{"sentence": one["text"], "label": LABELS[one["label"]]} for one in reviews]
-    Dataset.from_list(named).to_json("imdb_test.jsonl")
+    rows = [{"sentence": row["text"], "label": LABELS[row["label"]]} for row in reviews]
+    Dataset.from_list(rows).to_json("imdb_test.jsonl")
     train = load(args.sst2, "sst2", "train")
     train_encoder(args.model, train, "roberta-large-sst2", args.max_steps)
     print("roberta-large-sst2/ and imdb_test.jsonl")

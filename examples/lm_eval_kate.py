@@ -29,18 +29,19 @@ class KateSampler(ContextSampler):
         docs = self.fewshot_docs()
         if self.selector is None:
             texts = [str(self.task.doc_to_text(doc)) for doc in docs]
-            pool = [{"text": text, "label": str(place)} for place, text in enumerate(texts)]
+            pool = [{"text": text, "label": str(row)} for row, text in enumerate(texts)]
             encoder = os.environ.get("ENCODER", "bundled:minilm-l6")
             self.selector = pgra.ExemplarSelector(pool, encoder=encoder)
         near = self.selector.select(str(self.task.doc_to_text(self.asked)), k=n)
         return [docs[int(item["label"])] for item in reversed(near)]
 
 
-def fewshot_context(task: Any, doc: Any, num_fewshot: int, **how: Any) -> Any:
+def fewshot_context(task: Any, doc: Any, num_fewshot: int, **options: Any) -> Any:
     """Tell the sampler which document is asked, and write the prompt."""
     if num_fewshot:
-        task.sampler.task, task.sampler.asked = task, doc
-    return write_context(task, doc, num_fewshot, **how)
+        task.sampler.task = task
+        task.sampler.asked = doc
+    return write_context(task, doc, num_fewshot, **options)
 
 
 if __name__ == "__main__":

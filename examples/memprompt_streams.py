@@ -24,15 +24,15 @@ STREAMS = ("linguistic", "hin", "pun", "synthetic_gpt3")
 def read_forms(release: Path) -> dict[str, Any]:
     """Return the release's forms by stream and id."""
     sys.path.insert(0, str(release))
-    parts = [
+    tables = [
         importlib.import_module("src.templates.templates").templates,
         importlib.import_module("src.templates.templates_gpt3_wordtasks").templates_gpt3_wordtasks,
     ]
-    return {
-        name: {form["template_id"]: form for form in forms}
-        for part in parts
-        for name, forms in part.items()
-    }
+    forms: dict[str, Any] = {}
+    for table in tables:
+        for name, templates in table.items():
+            forms[name] = {form["template_id"]: form for form in templates}
+    return forms
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,13 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("release", type=Path, help="a clone of github.com/madaan/memprompt")
     release = parser.parse_args(argv).release
     if not (release / "tasks").is_dir():
-        raise ConfigError(f"{release} is no clone of github.com/madaan/memprompt")
+        raise ConfigError(f"{release} is not a clone of github.com/madaan/memprompt")
     forms = read_forms(release)
     for stream in STREAMS:
         with Path(f"{stream}_300.jsonl").open("w") as file:
             for line in (release / "tasks" / stream / "tasks_300.jsonl").open():
                 task = json.loads(line)
-                form, (word, answer) = forms[stream][task["template_id"]], task["meta"].values()
+                form = forms[stream][task["template_id"]]
+                word, answer = task["meta"].values()
                 row = {
                     "type": task["type"],
                     "question": form["question"](word),

@@ -33,7 +33,8 @@ Answer: Your lamp is repaired in the shop in Leeds.
 """
 ASKED = "When does the hotline close?"
 CORRECTION = "the hotline closes at 6 in the evening"
-AGAIN, OTHER = "What time does your hotline close today?", "Do you sell chairs?"
+AGAIN = "What time does your hotline close today?"
+OTHER = "Do you sell chairs?"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with pgra.Memory(args.memory, encoder="bundled:minilm-l6") as memory:
 
         def ask(question: str) -> None:
-            shown = memory.prompt(question, template="{question}\nClarification: {feedback}")
-            prompt = f"{EXAMPLES}Question: {shown}\nAnswer:"
+            text = memory.prompt(question, template="{question}\nClarification: {feedback}")
+            prompt = f"{EXAMPLES}Question: {text}\nAnswer:"
             (answer,) = lm.complete([prompt], max_new_tokens=30, stop="\n")
             print(f"\n> {question}\n{answer.text.strip()}")
             for entry in memory.search(question):

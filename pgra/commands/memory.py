@@ -75,7 +75,7 @@ class MemoryArguments(Arguments):
         self, lookup: LookupArguments, family: Family | None, device: str, *, create: bool
     ) -> Memory:
         """Open it with the look-up and the gate that suit a family of questions."""
-        how = lookup.settle(family)
+        how = lookup.resolve(family)
         return Memory(
             self.memory,
             lookup=load_lookup(how, Context(device=device), self.user),
@@ -219,7 +219,7 @@ def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
           --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
     """
     family = load_family(args.family)
-    lookup = lookup.settle(family, is_encoder_shared=args.prefix == "kate")
+    lookup = lookup.resolve(family, is_encoder_shared=args.prefix == "kate")
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
     quiet_libraries()
     lm = args.open_lm()

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = name_leading("--paths", argv)
     (args,) = parse_arguments([ReportArguments], words, prog="pgra report", **about(main))
     from pgra.report.results import load_collection
-    from pgra.report.tables import FORMATS, draw_study, save_figure
+    from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
 
     groups = load_collection([Path(path) for path in args.paths])
     if args.samples is not None:
@@ -75,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("\n\n".join(map(str, find_samples(groups, args.samples))))
         return 0
     for name in args.output:  # before anything is written
-        choose("ending of --output", Path(name).suffix, (".html", *FORMATS, *_FIGURES))
+        choose("ending of --output", Path(name).suffix, (".html", *TABLE_FORMATS, *_FIGURES))
     studies = _compare(groups, args)
     for path in map(Path, args.output):
         if path.suffix == ".html":
             write_page(path, studies)
-        elif path.suffix in FORMATS:
+        elif path.suffix in TABLE_FORMATS:
             write_text(path, _tell(studies, path.suffix) + "\n")
         elif len(studies) > 1:
             named = ", ".join(f"'{study.group.title}'" for study in studies)
@@ -105,14 +105,14 @@ def write_page(
 
 
 def _tell(studies: "Sequence[Study]", kind: str) -> str:
-    """Write the studies' tables in one of `FORMATS`; as CSV they are one."""
-    from pgra.report.tables import FORMATS, detail_table, long_table, results_table
+    """Write the studies' tables in one of `TABLE_FORMATS`; as CSV they are one."""
+    from pgra.report.tables import TABLE_FORMATS, detail_table, long_table, results_table
 
     tables = [table for study in studies for table in (results_table(study), detail_table(study))]
     if kind == ".csv":
         tables = [long_table(study) for study in studies]
         tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
-    return "\n\n".join(FORMATS[kind](table) for table in tables)
+    return "\n\n".join(TABLE_FORMATS[kind](table) for table in tables)
 
 
 def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
@@ -123,7 +123,7 @@ def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
     Raises:
         DataError: If a pool that exemplars were chosen from is gone.
     """
-    from pgra.report.tables import Said, Sample
+    from pgra.report.tables import RunAnswer, Sample
 
     folders: dict[str, dict[Path, Trial]] = {}
     for run in (run for group in groups for run in group.runs):
@@ -144,7 +144,9 @@ def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
                 is_label = None if "answers" in line else line["prediction"] == line["label"]
                 is_right = line.get("is_right", is_label)
                 who = f"{run.name}, seed {run.seed}"
-                answers.append(Said(who, line["prediction"], is_right, _read_before(line, pool)))
+                answers.append(
+                    RunAnswer(who, line["prediction"], is_right, _read_before(line, pool))
+                )
             shown.append(Sample(task, f"{name}: {_one_line(first['text'])}", right, answers))
     return shown
 

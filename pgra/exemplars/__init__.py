@@ -18,8 +18,6 @@ from pgra.encoders import EncoderArguments
 
 # Selectors whose one draw serves a whole task; all others choose for each query.
 DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
-
-
 SELECTORS = {
     "balanced": "pgra.exemplars.selection:Drawn",
     "fixed": "pgra.exemplars.selection:Selector",
@@ -28,7 +26,7 @@ SELECTORS = {
     "random": "pgra.exemplars.selection:Drawn",
 }
 BM25 = "bm25"
-METRICS = ("cosine", "dot", "euclidean")
+VECTOR_METRICS = ("cosine", "dot", "euclidean")
 ORDERS = ("nearest-first", "nearest-last", "random")
 _USUAL = 8
 
@@ -72,7 +70,7 @@ class SelectionArguments(EncoderArguments):
         is_common=True,
     )
     vector_metric: str = arg(
-        "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS
+        "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=VECTOR_METRICS
     )
     order: str = arg(
         "nearest-first",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -133,12 +133,12 @@ class VectorSimilarity(PoolSimilarity):
         # -|q - x|^2 / 2 = qx - |x|^2 / 2 - |q|^2 / 2, where the last part is the query's alone.
         halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
         wide = np.hstack([vectors, np.ones((len(vectors), 1), np.float32)])
-        found = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
+        hits = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
         # The distances themselves: their squares lose digits in the product.
-        distances = np.empty(found.shape, np.float32)
+        distances = np.empty(hits.shape, np.float32)
         for line, vector in enumerate(vectors):
-            distances[line] = np.sqrt(np.square(self._pool[found[line]] - vector).sum(axis=1))
-        return Candidates.best(found, -sign * distances, depth)
+            distances[line] = np.sqrt(np.square(self._pool[hits[line]] - vector).sum(axis=1))
+        return Candidates.best(hits, -sign * distances, depth)
 
 
 class WordSimilarity(PoolSimilarity):
@@ -171,20 +171,16 @@ def open_similarity(
 ) -> PoolSimilarity | None:
     """Open what `--encoder` and `--vector_metric` name; None if nothing is compared.
 
-    The encoder is loaded when it is first needed.
-
     `root` is the folder of the pool's vectors; None: in memory alone. `encoder` replaces
-    `--encoder`.
+    `--encoder`, which is loaded when it is first needed.
     """
     if not args.compares:
         return None
-    asked = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
-    plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
-
-    def open_encoder() -> ExampleEncoder:
-        return encoder or load_encoder(plain, device=device)
-
-    neighbors = Neighbors(open_encoder, examples, root)
+    values = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
+    # Lengths stay: the metric reads them.
+    encoder_args = PassageEncoderArguments(normalize=False, **values)
+    source = encoder_args if encoder is None else encoder
+    neighbors = Neighbors(partial(load_encoder, source, device=device), examples, root)
     if args.encoder == BM25:
         return WordSimilarity(neighbors, BM25)
     return VectorSimilarity(neighbors, args.vector_metric)
@@ -237,17 +233,17 @@ class Selector:
         A query's do not depend on those beside it. A class from outside that ranks other rows than
         `guard.distinct` is a ConfigError.
         """
-        found = Candidates.missing(len(queries), 0)
+        candidates = Candidates.missing(len(queries), 0)
         dropped = np.zeros(len(queries), np.int64)
         if self.count:
             texts = [query.text for query in queries]
             rank = partial(self.rank, queries)
             depth = self.count + 8  # some to spare for the leak guard
-            found, dropped = self.pool.guard.nearest(rank, texts, self.count, depth=depth)
-        if not np.isin(found.rows, [MISSING_ROW, *self.pool.guard.distinct]).all():
+            candidates, dropped = self.pool.guard.nearest(rank, texts, self.count, depth=depth)
+        if not np.isin(candidates.rows, [MISSING_ROW, *self.pool.guard.distinct]).all():
             raise ConfigError(f"exemplars '{self.args.exemplars}' ranks copies, or unknown rows")
-        scores = found.scores if self.compares else np.full_like(found.scores, np.nan)
-        return Chosen(found.rows, scores, dropped)
+        scores = candidates.scores if self.compares else np.full_like(candidates.scores, np.nan)
+        return Chosen(candidates.rows, scores, dropped)
 
 
 class Nearest(Selector):
@@ -266,15 +262,27 @@ class Nearest(Selector):
         return replace(chosen, similarity=-chosen.similarity) if self.args.farthest else chosen
 
 
-def draw_random(rows: Sequence[int], _groups: Groups, count: int, rng: random.Random) -> list[int]:
-    """Draw `count` of the rows, which are in the pool's order; the groups have them by label."""
-    return rng.sample(rows, count)
+def draw_rows(method: str, groups: Groups, count: int, rng: random.Random) -> list[int]:
+    """Draw `count` rows of a pool, whose groups have them by label.
+
+    "random" draws them all alike; "balanced" the labels in turn, so that their numbers differ by at
+    most one while they last; "official" as PGRA's code, see `_draw_official`; "fixed" takes the
+    pool's first.
+    """
+    rows = sorted(chain.from_iterable(groups.values()))
+    if method == "fixed":
+        return rows[:count]
+    if method == "random":
+        return rng.sample(rows, count)
+    if method == "balanced":
+        chosen = _draw_balanced(groups, count, rng)
+    else:
+        chosen = _draw_official(rows, groups, count)
+    rng.shuffle(chosen)
+    return chosen
 
 
-def draw_balanced(
-    _rows: Sequence[int], groups: Groups, count: int, rng: random.Random
-) -> list[int]:
-    """Draw the labels in turn: their numbers differ by at most one while they last."""
+def _draw_balanced(groups: Groups, count: int, rng: random.Random) -> list[int]:
     left = {label: list(group) for label, group in groups.items()}
     for group in left.values():
         rng.shuffle(group)
@@ -285,44 +293,30 @@ def draw_balanced(
         for label in order:
             if left[label] and len(chosen) < count:
                 chosen.append(left[label].pop())
-    rng.shuffle(chosen)
     return chosen
 
 
-def draw_official(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
+def _draw_official(rows: Sequence[int], groups: Groups, count: int) -> list[int]:
     """Take rows in file order under a cap a label, until all labels are there: PGRA's code.
 
     It takes its own number, 8 to 11 of 8. The released code shuffles unseeded, differently for each
     split; here one seeded order serves all.
     """
     cap = count // len(groups) + 1
-    label_of = {row: label for label, group in groups.items() for row in group}
+    label_of: dict[int, str | None] = {}
+    for label, group in groups.items():
+        label_of |= dict.fromkeys(group, label)
     taken: dict[str | None, list[int]] = {label: [] for label in groups}
     for row in rows:
         if len(taken[label_of[row]]) < cap:
             taken[label_of[row]].append(row)
         if sum(map(len, taken.values())) >= count and all(taken.values()):
             break
-    chosen = [row for group in taken.values() for row in group]
-    rng.shuffle(chosen)
-    return chosen
-
-
-def draw_fixed(rows: Sequence[int], _groups: Groups, count: int, _rng: random.Random) -> list[int]:
-    """Take the first."""
-    return list(rows[:count])
-
-
-DRAWS = {
-    "balanced": draw_balanced,
-    "fixed": draw_fixed,
-    "official": draw_official,
-    "random": draw_random,
-}
+    return list(chain.from_iterable(taken.values()))
 
 
 class Drawn(Selector):
-    """By chance: one draw of `DRAWS` for all queries, or one for each (KATE's baseline).
+    """By chance: one draw for all queries, or one for each (KATE's baseline); see `draw_rows`.
 
     One that the leak guard drops is replaced, by one of its label if possible.
     """
@@ -337,13 +331,13 @@ class Drawn(Selector):
         dropped = np.zeros(len(queries), dtype=np.int64)
         for line, (query, first) in enumerate(zip(queries, drawn, strict=True)):
             is_leak = self.pool.guard.leaks(query.text)
-            kept = [row for row in first if not is_leak(row)]
-            dropped[line] = len(first) - len(kept)
-            for gone in filter(is_leak, first):
-                others = [row for row in self._others(query) if row not in {*first, *kept}]
-                others.sort(key=lambda row: labels[row] != labels[gone])
-                kept += islice((row for row in others if not is_leak(row)), 1)
-            rows[line, : len(kept)] = kept
+            chosen = [row for row in first if not is_leak(row)]
+            dropped[line] = len(first) - len(chosen)
+            for leak in filter(is_leak, first):
+                others = [row for row in self._others(query) if row not in {*first, *chosen}]
+                others.sort(key=lambda row: labels[row] != labels[leak])
+                chosen += islice((row for row in others if not is_leak(row)), 1)
+            rows[line, : len(chosen)] = chosen
         return Chosen(rows, np.full(rows.shape, np.nan, np.float32), dropped)
 
     def _draw(self, queries: Sequence[Example], labels: Sequence[str | None]) -> list[list[int]]:
@@ -351,14 +345,13 @@ class Drawn(Selector):
         if not self.count:
             return [[] for _ in queries]
         rows = self.pool.guard.distinct.tolist()
-        draw = DRAWS[self.args.exemplars]
         names = sorted({label for label in labels if label is not None})
         groups = group_rows(rows, [labels[row] for row in rows], names)
+        draw = partial(draw_rows, self.args.exemplars, groups, self.count)
         seed = self.args.exemplar_seed or 0
         if not self.args.redraw:
-            return [draw(rows, groups, self.count, random.Random(seed))] * len(queries)
-        rngs = (random.Random(f"{seed} {_text_number(query.text)}") for query in queries)
-        return [draw(rows, groups, self.count, rng) for rng in rngs]
+            return [draw(random.Random(seed))] * len(queries)
+        return [draw(random.Random(f"{seed} {_text_number(query.text)}")) for query in queries]
 
     def _others(self, query: Example) -> list[int]:
         """Return all rows as they replace others: with `redraw` from a row of the query's own."""

@@ -17,20 +17,21 @@ from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
+from pgra.encoders import load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
-    DRAWS,
     ExemplarPool,
     Selector,
     VectorSimilarity,
     arrange,
+    draw_rows,
     group_rows,
     open_similarity,
 )
 from pgra.parallel import Turn
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
-from pgra.retrieval.neighbors import LEAK_RULE, ExampleEncoder, Neighbors
+from pgra.retrieval.neighbors import LEAK_RULE, Neighbors
 from pgra.types import Example, Json, Query, as_list, check_count, is_query, read_queries
 
 if TYPE_CHECKING:
@@ -46,10 +47,6 @@ class ExemplarSelector:
 
     Attributes:
         items: The pool, as it was given and added to.
-        args: The choice that is asked for.
-        pool: The examples as they were read, and their leak guard.
-        similarity: What compares them with a query; None where nothing does.
-        busy: Held by the thread that chooses or adds.
     """
 
     def __init__(
@@ -76,8 +73,9 @@ class ExemplarSelector:
                 pandas table; may be empty.
             text: Column that is compared, or several.
             label: Column of the answer.
-            encoder: Hub id, folder or bundled:NAME; a `SentenceTransformer`; a `pgra.Encoder`,
-                whose vectors are used as they are; or "bm25", by shared words.
+            encoder: Hub id, folder or bundled:NAME; a `pgra.Encoder`, whose vectors are used as
+                they are; another loaded model, as of `pgra.Encoder.load`; or "bm25", by shared
+                words.
             selection: knn (the nearest), random, balanced, fixed, official, or module:Class.
             metric: Of vectors: cosine, dot or euclidean.
             order: Of a prompt: nearest-first (the paper's), nearest-last or random.
@@ -103,27 +101,32 @@ class ExemplarSelector:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if task is None:
             task = pool_task((text,) if isinstance(text, str) else tuple(text), label, template)
-        self.task = load_any_task(str(task)) if isinstance(task, str | Path) else task
-        self._columns = {name: name for name in self.task.inputs}
-        loaded: ExampleEncoder | None = None
+        self._task = load_any_task(str(task)) if isinstance(task, str | Path) else task
+        self._columns = {name: name for name in self._task.inputs}
+        loaded = None
         if not isinstance(encoder, str | Path):
-            from pgra.encoders.encoder import Encoder  # it brings torch
-
-            is_ours = hasattr(encoder, "encode_examples")
-            loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
+            loaded = load_encoder(encoder, normalize=False, device=device)
             encoder = type(encoder).__name__
-        named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
-        named |= {"vector_metric": metric, "order": order, "exemplar_seed": seed, **options}
-        self.args = from_values(SelectionArguments, named, num_exemplars=1)
-        self.busy = Turn()
+        values = {
+            "exemplars": selection,
+            "encoder": str(encoder),
+            "vector_metric": metric,
+            "order": order,
+            "exemplar_seed": seed,
+            **options,
+        }
+        self._args = from_values(SelectionArguments, values, num_exemplars=1)
+        self._turn = Turn()
         self.items: list[Any] = []
         self._examples: list[Example] = []
-        self.pool = ExemplarPool(self._examples, self.args.leak_jaccard if leak_guard else None)
-        self.similarity = open_similarity(self.args, self._examples, device=device, encoder=loaded)
+        self._pool = ExemplarPool(self._examples, self._args.leak_jaccard if leak_guard else None)
+        self._similarity = open_similarity(
+            self._args, self._examples, device=device, encoder=loaded
+        )
         self._take(pool)
 
     def __len__(self) -> int:
-        return len(self.pool.examples)
+        return len(self.items)
 
     def select(self, query: Query | Iterable[Query], k: int = 8) -> list[Any]:
         """Return the pool's items for a query, nearest first; of a list of queries a list of each.
@@ -136,7 +139,7 @@ class ExemplarSelector:
         Raises:
             ConfigError: If the pool does not fit the selection.
             DataError: If a query lacks a column, is blank, or is not a text.
-            ValueError: If `k` is no whole number of at least 0.
+            ValueError: If `k` is not a whole number of at least 0.
         """
         chosen = self._choose(self._queries(query), k)
         items = [[self.items[row] for row in rows] for rows in chosen]
@@ -150,12 +153,12 @@ class ExemplarSelector:
         Raises:
             DataError: As `select`.
         """
-        (asked,) = self._queries([query])
-        (rows,) = self._choose([asked], k)
-        seed = self.args.exemplar_seed or 0
-        rows = arrange(rows, self.args.order, query=asked.text, seed=seed)
-        exemplars = [self.pool.examples[row] for row in rows]
-        return task_format(self.task).write(exemplars, asked.fields)
+        (example,) = self._queries([query])
+        (rows,) = self._choose([example], k)
+        seed = self._args.exemplar_seed or 0
+        rows = arrange(rows, self._args.order, query=example.text, seed=seed)
+        exemplars = [self._examples[row] for row in rows]
+        return task_format(self._task).write(exemplars, example.fields)
 
     def add(self, items: Any) -> None:
         """Add to the pool one dict, pair, text or `pgra.Example`, or several.
@@ -172,25 +175,24 @@ class ExemplarSelector:
         items = as_list("pool", pool, "a list of items, or one data set")
         if not items:
             return
-        raw = open_rows(self.task, pool if hasattr(pool, "features") else items, "pool")
-        self._columns = {name: raw.columns[name] for name in self.task.inputs}
-        column = raw.columns[self.task.target]
-        first = len(self.items)
-        labels = self.task.labels if isinstance(self.task, Task) else ()
-        read = []
-        for at, row in enumerate(raw.rows):
-            fields = {name: row.text(own) for name, own in self._columns.items()}
-            value = row.fields.get(column)
-            if isinstance(value, list | tuple) and value:  # of several answers the first
-                row = replace(row, fields={column: value[0]})
-            label = read_label(row, column, labels=labels, classes=raw.classes)
-            read.append(Example(f"pool-{first + at}", fields, label))
-        with self.busy:
+        raw = open_rows(self._task, pool if hasattr(pool, "features") else items, "pool")
+        self._columns = {name: raw.columns[name] for name in self._task.inputs}
+        target = raw.columns[self._task.target]
+        examples: list[Example] = []
+        for row in raw.rows:
+            fields = {name: row.text(column) for name, column in self._columns.items()}
+            answers = row.fields.get(target)
+            if isinstance(answers, list | tuple) and answers:  # of several the first
+                row = replace(row, fields={target: answers[0]})
+            label = read_label(row, target, labels=self._task.labels, classes=raw.classes)
+            number = len(self.items) + len(examples)
+            examples.append(Example(f"pool-{number}", fields, label))
+        with self._turn:
             self.items += items
-            self._examples += read
-            self.pool = replace(self.pool)  # a new guard
-            if self.similarity is not None:
-                self.similarity = self.similarity.renewed()
+            self._examples += examples
+            self._pool = replace(self._pool)  # a new guard
+            if self._similarity is not None:
+                self._similarity = self._similarity.renewed()
 
     # What is chosen.
 
@@ -198,12 +200,12 @@ class ExemplarSelector:
         """Return rows of the pool."""
         if k:
             check_count("k", k)
-        with self.busy:
-            count = min(int(k), len(self.pool.guard.distinct)) if self.items else 0
+        with self._turn:
+            count = min(int(k), len(self._pool.guard.distinct)) if self.items else 0
             if count == 0:
                 return [[] for _ in queries]
-            args = replace(self.args, num_exemplars=count)
-            chosen = args.open(self.pool, self.similarity).choose(queries)
+            args = replace(self._args, num_exemplars=count)
+            chosen = args.open(self._pool, self._similarity).choose(queries)
             return [chosen.of(line) for line in range(len(queries))]
 
     def _queries(self, queries: Any) -> list[Example]:
@@ -215,7 +217,7 @@ class ExemplarSelector:
                 renamed = {name: query[column] for name, column in columns if column in query}
                 query = {**query, **renamed}
             named.append(query)
-        return read_queries(named, self.task.inputs)
+        return read_queries(named, self._task.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,10 +232,10 @@ def pool_task(
     inputs: tuple[str, ...], label: str = LABEL, template: str | None = None
 ) -> _PoolTask:
     """Return the task of a pool that has its own columns, and any labels."""
-    names = (*inputs, label)
-    if len({*names}) < len(names):
+    if label in inputs:
         raise ConfigError(f"'{label}' is a text column and the label: name different ones")
     if template is None:
+        names = (*inputs, label)
         template = "\n".join(f"{n.replace('_', ' ').capitalize()}: {{{n}}}" for n in names)
     frame = template.removesuffix(f" {{{label}}}")
     if frame == template:
@@ -281,12 +283,12 @@ def build_prompt(
         raise ConfigError(
             f"num_exemplars is {num_exemplars}, of {len(examples)} training examples: lower it"
         )
-    rows = range(len(examples))
-    groups = group_rows(rows, [e.label for e in examples], list(words))
+    labels = [example.label for example in examples]
+    groups = group_rows(range(len(examples)), labels, list(words))
     if not words and method in ("balanced", "official"):
         method = "random"
-    drawn = DRAWS[method](rows, groups, num_exemplars, random.Random(seed))
-    return PromptFormat(template, words).prompt([examples[row] for row in drawn])
+    rows = draw_rows(method, groups, num_exemplars, random.Random(seed))
+    return PromptFormat(template, words).prompt([examples[row] for row in rows])
 
 
 class NearestExemplars:

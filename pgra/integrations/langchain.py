@@ -38,12 +38,12 @@ class PgraReranker(BaseDocumentCompressor):
             PgraError: As `pgra.Reranker.rank`.
         """
         texts = [document.page_content for document in documents]
-        found = []
+        compressed = []
         for hit in self.reranker.rank(query, texts, k=self.top_n):
             document = documents[hit.index]
             metadata = {**document.metadata, "relevance_score": hit.score}
-            found.append(document.model_copy(update={"metadata": metadata}))
-        return found
+            compressed.append(document.model_copy(update={"metadata": metadata}))
+        return compressed
 
 
 class KateSelector(BaseExampleSelector):

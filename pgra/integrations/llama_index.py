@@ -19,13 +19,13 @@ class PgraRerank(BaseNodePostprocessor):
     top_n: int | None = Field(default=None, ge=1, description="Nodes kept, the best first.")
     _reranker: Any = PrivateAttr()
 
-    def __init__(self, reranker: "Reranker", top_n: int | None = None, **rest: Any) -> None:
-        """Take a `pgra.Reranker`; `rest` is for the base class (`callback_manager`).
+    def __init__(self, reranker: "Reranker", top_n: int | None = None, **options: Any) -> None:
+        """Take a `pgra.Reranker`; `options` are for the base class (`callback_manager`).
 
         Raises:
             ValueError: If `top_n` is below 1.
         """
-        super().__init__(top_n=top_n, **rest)
+        super().__init__(top_n=top_n, **options)
         self._reranker = reranker
 
     @classmethod

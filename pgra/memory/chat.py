@@ -19,7 +19,7 @@ from pgra.memory.families import ANY, Family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
 from pgra.memory.stream import BuiltPrompt, MemPrompt, PromptedLM
-from pgra.types import is_utf8
+from pgra.types import as_query, is_utf8
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -42,16 +42,16 @@ def show_entry(entry: MemoryEntry) -> str:
 
 
 def entry_number(text: str) -> int:
-    """Read an entry's number; a DataError if it is none."""
+    """Read an entry's number; a DataError if it is not one."""
     if (number := whole_number(text)) is None:
-        raise DataError(f"'{text}' is no entry's number")
+        raise DataError(f"'{text}' is not the number of an entry")
     return number
 
 
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
     """Split an output into understanding (… marks the answer's place) and answer, ignoring case.
 
-    An output of no form of the family's answers is all answer, with "" as understanding.
+    An output that has no form of the family's answers is all answer, with "" as understanding.
     """
     text = output.strip()
     for form in family.answers.values():
@@ -67,19 +67,17 @@ class Turn:
     """A question and its answer.
 
     Attributes:
-        output: What the LM wrote, cut to its answer.
-        understanding: With … in the answer's place; "" if the output states none.
-        answer: The whole output if it states no understanding.
+        understanding: With … in the answer's place; "" if the output does not state it.
+        answer: The whole output, cut to its answer, if it states no understanding.
         num_prompt_tokens: None where an endpoint does not report them.
         saved: The entry of the feedback after which it was asked again.
     """
 
     question: str
-    output: str
-    understanding: str
-    answer: str
     prompt: BuiltPrompt
-    num_prompt_tokens: int | None
+    understanding: str = ""
+    answer: str = ""
+    num_prompt_tokens: int | None = None
     saved: MemoryEntry | None = None
 
 
@@ -102,19 +100,17 @@ class Conversation:
 
         A question that is empty or does not fit the LM's window is a DataError.
         """
-        question = question.strip()
-        if not question:
-            raise DataError("the question is empty: type one")
+        question = as_query("the question", question)
         if self.lm is None:
             near = self.memory.search(question)
             prompt = BuiltPrompt(self.memory.prompt(question), near, len(near))
-            return Turn(question, "", "", "", prompt, None, saved)
+            return Turn(question, prompt, saved=saved)
         prompt = MemPrompt(self.lm, self.memory).ask(question)
         (completion,) = self.lm.complete([prompt.text])
         output = self.lm.few_shot.read_output(completion.text)
         understanding, answer = read_understanding(self.lm.family, output)
         size = completion.num_prompt_tokens
-        return Turn(question, output, understanding, answer, prompt, size, saved)
+        return Turn(question, prompt, understanding, answer, size, saved)
 
 
 @dataclass
@@ -146,7 +142,7 @@ class Talk:
             "/add": self._add,
             "/delete": self._delete,
             "/list": self._list,
-            "/prompt": lambda _: self.say(visible(self._asked.prompt.text)),
+            "/prompt": lambda _: self.say(visible(self._last_turn.prompt.text)),
         }
         name, _, rest = line.partition(" ")
         if not is_utf8(line):
@@ -158,7 +154,7 @@ class Talk:
             self._show(self.conversation.ask(line))
 
     def _add(self, text: str) -> None:
-        question = self._asked.question
+        question = self._last_turn.question
         entry = self.conversation.memory.add(question, text.strip())
         self.say(f"noted, as entry {entry.id}: {show_entry(entry)}")
         self._show(self.conversation.ask(question))
@@ -177,7 +173,7 @@ class Talk:
         self.say("\n".join(lines) or "nothing is in the memory")
 
     @property
-    def _asked(self) -> Turn:
+    def _last_turn(self) -> Turn:
         if self.last is None:
             raise DataError("nothing was asked yet: type a question first")
         return self.last
@@ -188,12 +184,12 @@ def show_turn(turn: Turn, conversation: Conversation) -> str:
     understood = turn.understanding or "(the answer does not say)"
     lines = [f"understood  {visible(understood)}"] if conversation.family.answers else []
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
-    if not turn.prompt.found:
+    if not turn.prompt.matches:
         lines.append("memory      nothing found")
     threshold = conversation.memory.threshold
     gate = "" if threshold is None else f" (gate {threshold:g})"
-    for place, match in enumerate(turn.prompt.found):
-        use = "used" if place < turn.prompt.num_used else "not used: too far"
+    for rank, match in enumerate(turn.prompt.matches):
+        use = "used" if rank < turn.prompt.num_used else "not used: too far"
         lines.append(f"memory      entry {match.id}, score {match.score:.4f}{gate}, {use}")
         lines.append(f"            {show_entry(match)}")
     return "\n".join(lines)

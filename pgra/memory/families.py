@@ -5,13 +5,12 @@ understanding (Madaan et al. 2022, 3.3). Ethical situations (ERT, section 3.3.2)
 user's own file: the paper's ERT-CAT and ERT-NL were never released.
 
 The prompter P(p, C) writes few-shot prompt, question and clarification. What users typed
-(questions, clarifications, right answers) is data; see `as_data`.
+(questions, clarifications, right answers) is data; see `FewShot.sanitize`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from pgra.config import find_yaml, from_yaml
 from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError, DataError, show
-from pgra.prompts import PromptFormat, PromptTemplate
-from pgra.types import Example
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers
@@ -108,11 +105,11 @@ def read_verdict(output: str) -> tuple[str, str]:
 
     Returns its subject and the answer's first word, both `plain`; "" where missing.
     """
-    found = _OUTPUT.search(output)
-    if found is None:
+    match = _OUTPUT.search(output)
+    if match is None:
         return "", ""
-    label = strip_marks(found["label"] or "").split()[:1]
-    return plain(found["about"]), plain("".join(label))
+    words = strip_marks(match["label"] or "").split()
+    return plain(match["about"]), plain("".join(words[:1]))
 
 
 def plain(text: str) -> str:
@@ -144,10 +141,10 @@ def read_texts(record: Record, *names: str) -> list[str]:
     texts: list[str] = []
     for name in names:
         value: Any = record.fields.get(name)
-        parts = value if name == "answers" and isinstance(value, list) and value else [value]
-        if not all(isinstance(part, str) and part.strip() for part in parts):
+        values = value if name == "answers" and isinstance(value, list) and value else [value]
+        if not all(isinstance(text, str) and text.strip() for text in values):
             raise DataError(f"{record.place}: {name} is {show(value)}, and must be text")
-        texts += parts
+        texts += values
     return texts
 
 
@@ -161,78 +158,42 @@ def read_stream(path: Path, family: Family) -> list[Step]:
     Raises:
         DataError: If a line lacks a field, or its type is unknown to the family.
     """
-    records = read_table(path, ("jsonl",))
-    if form := family.situations:
-        return [_read_situation(record, form) for record in records]
-    read = _read_fact if family.is_of_answers else partial(_read_step, kinds=family.kinds)
-    return [read(record) for record in records]
+    return [_read_step(record, family) for record in read_table(path, ("jsonl",))]
 
 
-def _read_step(record: Record, kinds: Sequence[str]) -> Step:
+def _read_step(record: Record, family: Family) -> Step:
+    if family.situations is not None:
+        return _read_situation(record, family.situations)
+    if family.is_of_answers:
+        question, *answers = read_texts(record, "question", "answers")
+        return Step(QUESTION, question, answers[0], tuple(answers))
     names = ("type", "question", "feedback", "expected_answer")
     kind, question, feedback, expected = read_texts(record, *names)
-    _check_known(record, "type", kind, kinds)
+    _check_value(record, "type", kind, family.kinds)
     return Step(kind, question, feedback.removeprefix(_MARK).strip(), (expected,))
-
-
-def _read_fact(record: Record) -> Step:
-    question, *answers = read_texts(record, "question", "answers")
-    return Step(QUESTION, question, answers[0], tuple(answers))
 
 
 def _read_situation(record: Record, form: SituationForm) -> Step:
     texts = read_texts(record, "situation", form.about, "label")
-    text, about, label = (" ".join(part.split()) for part in texts)
-    labels = {known.lower(): known for known in form.labels}
-    _check_known(record, "label", label.lower(), labels)
-    about = about.lower() if form.categories else about.rstrip(".")
-    _check_known(record, form.about, about, form.categories or [about])
-    output, feedback = (
-        fill(frame, about=about, label=labels[label.lower()])
-        for frame in (form.output, form.feedback)
-    )
-    return Step(about if form.categories else SITUATION, text, feedback, (output,))
+    question, about, label = (" ".join(text.split()) for text in texts)
+    labels = {name.lower(): name for name in form.labels}
+    _check_value(record, "label", label.lower(), labels)
+    if form.categories:
+        kind = about = about.lower()
+        _check_value(record, form.about, about, form.categories)
+    else:
+        kind = SITUATION
+        about = about.rstrip(".")
+    output = fill_slots(form.output, about=about, label=labels[label.lower()])
+    return Step(kind, question, fill_slots(form.feedback, about=about), (output,))
 
 
-def _check_known(record: Record, name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise DataError(f"{record.place}: {name} '{value}' is none of {', '.join(known)}")
+def _check_value(record: Record, name: str, value: str, accepted: Iterable[str]) -> None:
+    if value not in accepted:
+        raise DataError(f"{record.place}: {name} '{value}' is not one of {', '.join(accepted)}")
 
 
 # Their prompts.
-
-
-def as_data(
-    text: str, *, clarified: str, separator: str, end: str, is_question: bool = False
-) -> str:
-    """Return what a user typed as one line that adds no part to a prompt.
-
-    Breaks up the prompt's separator, the word that ends an answer, and the mark of a clarification.
-    Spaces collapse, but not in a question.
-
-    Args:
-        text: As it was typed.
-        clarified: How the prompt shows a question with its clarification; the mark is between them.
-        separator: Between the prompt's examples.
-        end: The word that ends an answer.
-        is_question: Keep a lone "|": it may be what is asked about.
-    """
-    line = " ".join(text.splitlines() if is_question else text.split())
-    if not is_question:
-        line = line.replace("|", "/")
-    if end := end.strip():
-        other = end.lower() if end.lower() != end else _spelled_apart(end)
-        before = r"(?<!\w)" if end[0].isalnum() else ""  # WEEKEND stays
-        after = r"(?!\w)" if end[-1].isalnum() else ""
-        line = re.sub(f"{before}{re.escape(end)}{after}", lambda _: other, line)
-    between = re.split(r"\{question\}|\{feedback\}", clarified)[1]
-    mark = r"\s*".join(map(re.escape, between.split()))
-    if mark:
-        line = re.sub(mark, lambda found: _spelled_apart(found.group()), line, flags=re.IGNORECASE)
-    core = separator.strip()
-    while core and core in line:
-        line = line.replace(core, _spelled_apart(core))
-    return line
 
 
 def _spelled_apart(mark: str) -> str:
@@ -241,9 +202,9 @@ def _spelled_apart(mark: str) -> str:
     return " ".join(mark) if len(mark) > 1 else " "
 
 
-def fill(form: str, **parts: str) -> str:
+def fill_slots(form: str, **values: str) -> str:
     """Fill {slots} by name, all at once: the values are data."""
-    return re.sub(rf"\{{({'|'.join(parts)})\}}", lambda slot: parts[slot.group(1)], form)
+    return re.sub(rf"\{{({'|'.join(values)})\}}", lambda slot: values[slot.group(1)], form)
 
 
 @dataclass(frozen=True)
@@ -287,7 +248,7 @@ class FewShot:
         *,
         feedback: str = "",
         more: Sequence[PromptExample] = (),
-        num_own: int | None = None,
+        num_examples: int | None = None,
     ) -> str:
         """Render a prompt for an LM to complete.
 
@@ -295,33 +256,47 @@ class FewShot:
             question: What is asked.
             feedback: Its clarification, or "".
             more: Examples after the question's own.
-            num_own: How many of its own to show, the first ones; None for all.
+            num_examples: How many of its own to show, the first ones; None for all.
         """
-        shown = [
-            Example("", self._ask(example.question, example.feedback), self.as_data(example.answer))
-            for example in (*self.examples_of(question)[:num_own], *more)
-        ]
-        template = PromptTemplate(
-            "{question}",
-            answer="",
-            inputs=("question",),
-            instruction="",
-            gap=self.separator,
-            separator=f" {self.end}{self.separator}",
-        )
-        prompt = PromptFormat(template, {}).write(shown, self._ask(question, feedback))
-        return f"{prompt}{self.separator}"
+        blocks = []
+        for example in (*self.examples_of(question)[:num_examples], *more):
+            clarified = self._clarify(example.question, example.feedback)
+            answer = self.sanitize(example.answer)
+            blocks.append(f"{clarified}{self.separator}{answer} {self.end}{self.separator}")
+        blocks.append(f"{self._clarify(question, feedback)}{self.separator}")
+        return "".join(blocks)
 
-    def _ask(self, question: str, feedback: str) -> dict[str, str]:
-        question = self.as_data(question, is_question=True)
+    def _clarify(self, question: str, feedback: str) -> str:
+        question = self.sanitize(question, is_question=True)
         if feedback:
-            question = fill(self.clarified, question=question, feedback=self.as_data(feedback))
-        return {"question": question}
+            feedback = self.sanitize(feedback)
+            question = fill_slots(self.clarified, question=question, feedback=feedback)
+        return question.strip()
 
-    @property
-    def as_data(self) -> Callable[..., str]:
-        """This module's `as_data` with the prompt's own separator, end and mark."""
-        return partial(as_data, clarified=self.clarified, separator=self.separator, end=self.end)
+    def sanitize(self, text: str, *, is_question: bool = False) -> str:
+        """Return what a user typed as one line that adds nothing of its own to the prompt.
+
+        Breaks up the prompt's separator, the word that ends an answer, and the mark between a
+        question and its clarification. Spaces collapse, but not in a question, which may have a
+        lone "|": it may be what is asked about.
+        """
+        if is_question:
+            line = " ".join(text.splitlines())
+        else:
+            line = " ".join(text.split()).replace("|", "/")
+        if end := self.end.strip():
+            other = end.lower() if end.lower() != end else _spelled_apart(end)
+            before = r"(?<!\w)" if end[0].isalnum() else ""  # WEEKEND stays
+            after = r"(?!\w)" if end[-1].isalnum() else ""
+            line = re.sub(f"{before}{re.escape(end)}{after}", lambda _: other, line)
+        between = re.split(r"\{question\}|\{feedback\}", self.clarified)[1]
+        mark = r"\s*".join(map(re.escape, between.split()))
+        if mark:
+            line = re.sub(mark, lambda match: _spelled_apart(match.group()), line, flags=re.I)
+        core = self.separator.strip()
+        while core and core in line:
+            line = line.replace(core, _spelled_apart(core))
+        return line
 
     def read_output(self, text: str) -> str:
         """Cut an output to its answer: drop leading separators, stop at `end` or a separator."""

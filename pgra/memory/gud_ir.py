@@ -25,7 +25,7 @@ from pgra.memory.log import read_events, replay
 from pgra.memory.memory import Memory
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import ReaderModule
-from pgra.reader.train import Trainable, TrainResult, fit
+from pgra.reader.train import Collate, Trainable, TrainResult, fit
 from pgra.types import Json
 
 _QUESTION_TOKENS = 512  # read by the generator
@@ -50,14 +50,16 @@ class GeneratingLookup:
         }
 
     @classmethod
-    def load(cls, args: lookup.LookupArguments, user: str, context: Context) -> lookup.OpenLookup:
-        written = load_generator(str(args.generator), device=context.device)
-        nearest = lookup.EncoderLookup.load(args, user, context, form="feedback")
-        return lambda log: cls(*written, nearest(log))
+    def load(
+        cls, args: lookup.LookupArguments, user: str, context: Context, encoder: Any = None
+    ) -> lookup.OpenLookup:
+        write, identity = load_generator(str(args.generator), device=context.device)
+        nearest = lookup.EncoderLookup.load(args, user, context, encoder, form="feedback")
+        return lambda log: cls(write, identity, nearest(log))
 
     def find(self, question: str, k: int = 1) -> list[lookup.Match]:
-        rough = self._write(question)
-        return self._nearest.find(rough, k) if rough else []
+        feedback = self._write(question)
+        return self._nearest.find(feedback, k) if feedback else []
 
 
 def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
@@ -73,7 +75,7 @@ def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], 
 
     @lru_cache(_MOST_WRITTEN)
     def write(question: str) -> str:
-        inputs = _tokenize(tokenizer, [question], return_tensors="pt")
+        inputs = _tokenize(tokenizer, [question], "pt")
         (tokens,) = model.generate(  # which keeps no gradients
             input_ids=inputs["input_ids"].to(model.device),
             attention_mask=inputs["attention_mask"].to(model.device),
@@ -86,10 +88,10 @@ def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], 
     return write, source.identity
 
 
-def _tokenize(tokenizer: Any, questions: Sequence[str], **how: Any) -> Any:
+def _tokenize(tokenizer: Any, questions: Sequence[str], tensors: str | None = None) -> Any:
     """Read each question on one line, with () for <>, which T5 does not know."""
     texts = [" ".join(text.replace("<", "(").replace(">", ")").split()) for text in questions]
-    return tokenizer(texts, truncation=True, max_length=_QUESTION_TOKENS, **how)
+    return tokenizer(texts, truncation=True, max_length=_QUESTION_TOKENS, return_tensors=tensors)
 
 
 # Its training.
@@ -99,7 +101,7 @@ def read_pairs(path: Path, family: Family | None = None) -> list[tuple[str, str]
     """Read questions with their feedback: from a memory, a log of its form, or a family's stream.
 
     Raises:
-        DataError: If there is none, or a line lacks question or feedback.
+        DataError: If there are no pairs, or a line lacks question or feedback.
     """
     pairs: list[Any]
     if family is not None:
@@ -125,18 +127,18 @@ class FeedbackModule(ReaderModule):
 class _Trainable(Trainable):
     """What `fit` trains."""
 
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:  # noqa: ARG002
-        collate: Callable[[Sequence[Any]], dict[str, Any]]
-        collate = DataCollatorForSeq2Seq(self.tokenizer, model=self.module.model)
+    def collator(self, device: torch.device) -> Collate:  # noqa: ARG002
+        collate: Collate = DataCollatorForSeq2Seq(self.tokenizer, model=self.module.model)
         return collate
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
         """Return Adafactor, with which T5 was trained."""
         weights = self.module.parameters()
         rate = arguments.learning_rate
-        made: torch.optim.Optimizer
-        made = Adafactor(weights, lr=rate, scale_parameter=False, relative_step=False)
-        return made
+        optimizer: torch.optim.Optimizer = Adafactor(
+            weights, lr=rate, scale_parameter=False, relative_step=False
+        )
+        return optimizer
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -167,12 +169,14 @@ def train_generator(
         model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
         questions, feedback = zip(*pairs, strict=True)
         columns = dict(_tokenize(tokenizer, questions))
-        told = tokenizer(text_target=list(feedback), truncation=True, max_length=_FEEDBACK_TOKENS)
-        columns["labels"] = told["input_ids"]
+        targets = tokenizer(
+            text_target=list(feedback), truncation=True, max_length=_FEEDBACK_TOKENS
+        )
+        columns["labels"] = targets["input_ids"]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         contents: Json = [values, source.identity, [list(pair) for pair in pairs]]
         work = folder.with_name(f".{folder.name}-{digest(contents)[:12]}.training")
-        done = fit(
+        result = fit(
             _Trainable(FeedbackModule(model), tokenizer),
             rows,
             TrainingArguments(
@@ -187,4 +191,4 @@ def train_generator(
             folder=folder,
         )
         shutil.rmtree(work, ignore_errors=True)
-        return done
+        return result

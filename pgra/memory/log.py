@@ -66,7 +66,6 @@ _CHECKSUM_CHARS = 32
 _VECTOR_CHECKSUM = 8  # bytes
 Vector = npt.NDArray[np.float32]
 _RECORD = re.compile(rb"[0-9a-f]{32}\{[^\n]{1,65536}\}\n")
-_ROWS_A_READ = 1024
 _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.event"
 
 
@@ -74,7 +73,7 @@ _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.
 class MemoryEntry:
     """What a user said of a question: one event of the log, in the slot of user and question.
 
-    An entry is an event in force: the last one of its slot, if that is no "delete".
+    An entry is an event in force: the last one of its slot, unless that is a "delete".
 
     Attributes:
         question: What was misunderstood, as it was asked; "" for an "erase".
@@ -159,9 +158,10 @@ class FeedbackLog:
     def __init__(self, path: Path, *, create: bool = True) -> None:
         """Open a memory's file; a missing one is made, or an error without `create`.
 
-        `IN_MEMORY` is no file.
+        `IN_MEMORY` is not a file.
         """
-        self.path, self._place = path, path.absolute()  # SQLite's, wherever the process goes
+        self.path = path
+        self._file = path.absolute()  # SQLite's, wherever the process goes
         self._db = open_database(path, MEMORY, create=create)
         with contextlib.ExitStack() as stack:
             stack.callback(self._db.close)
@@ -184,31 +184,25 @@ class FeedbackLog:
         """The number of the last event; 0 in an empty log."""
         return int(self._value("SELECT max(id) FROM event") or 0)
 
-    def append(
-        self, entries: Iterable[MemoryEntry], *, skip_known: bool = False
-    ) -> list[MemoryEntry]:
-        """Append in one transaction, all or none; return them with their ids.
-
-        If `skip_known`, those that the log has already (all fields but the id) are left out.
-        """
+    def append(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
+        """Append in one transaction, all or none; return them with their ids."""
         with self.transaction():
-            known = {replace(event, id=0) for event in self.events()} if skip_known else set()
-            return [self.insert(entry) for entry in entries if entry not in known]
+            return [self.insert(entry) for entry in entries]
 
     def insert(self, event: MemoryEntry) -> MemoryEntry:
         """Append within a transaction; an entry replaces the one in its slot."""
         event = replace(event, id=self.last_id + 1)
-        run = self._db.execute
-        run("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
+        execute = self._db.execute
+        execute("INSERT INTO event (id, record) VALUES (?, ?)", (event.id, event.pack()))
         if event.kind != "erase":
             self._take_out(self._value("SELECT event FROM entry WHERE slot = ?", event.slot))
         if event.kind in ("add", "update"):
-            run("INSERT INTO entry (event, slot) VALUES (?, ?)", (event.id, event.slot))
+            execute("INSERT INTO entry (event, slot) VALUES (?, ?)", (event.id, event.slot))
         return event
 
     def erase(self, ids: Sequence[int], source: str) -> None:
         """Delete events within a transaction, and log that; `write_anew` must follow it."""
-        self.insert(MemoryEntry(kind="erase", time=now(), source=source))  # no id is given twice
+        self.insert(MemoryEntry(kind="erase", time=now(), source=source))  # no id is used twice
         self._db.execute("PRAGMA secure_delete = ON")
         for event_id in ids:
             self._db.execute("DELETE FROM event WHERE id = ?", (event_id,))
@@ -227,8 +221,8 @@ class FeedbackLog:
         with MEMORY.errors_of(self.path), contextlib.closing(db):
             db.execute("PRAGMA temp_store = MEMORY")
             db.execute("VACUUM")
-            (is_held, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if is_held:
+            is_open_elsewhere, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_open_elsewhere:
             raise ArtifactError(f"{self.path}: erased, but bytes of it stay until others close it")
 
     def events(self, *, after: int = 0) -> Iterator[MemoryEntry]:
@@ -247,8 +241,8 @@ class FeedbackLog:
     def get(self, ids: Sequence[int]) -> list[MemoryEntry]:
         """Read the entries with these ids, in the order asked; those not in force are left out."""
         sql = f"{_ENTRIES} WHERE event IN (SELECT value FROM json_each(?))"
-        found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
-        return [found[entry_id] for entry_id in ids if entry_id in found]
+        entries = {entry.id: entry for entry in self._read(sql, json.dumps(list(ids)))}
+        return [entries[entry_id] for entry_id in ids if entry_id in entries]
 
     def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
         """Read stored vectors by entry; missing and damaged ones are left out.
@@ -269,7 +263,7 @@ class FeedbackLog:
 
     def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
         """Store vectors of entries that are still in force, where the file may be written."""
-        if may_only_be_read(self._place.resolve()):
+        if may_only_be_read(self._file.resolve()):
             return
         sql = "INSERT OR REPLACE INTO vector SELECT event, ?, ? FROM entry WHERE event = ?"
         rows = [
@@ -298,7 +292,7 @@ class FeedbackLog:
             yield
 
     def _find_inode(self) -> int | None:
-        return self._place.stat().st_ino if self._place.exists() else None
+        return self._file.stat().st_ino if self._file.exists() else None
 
     def _value(self, sql: str, *values: int | bytes) -> Any:
         with MEMORY.errors_of(self.path):
@@ -307,13 +301,11 @@ class FeedbackLog:
 
     def _read(self, sql: str, value: int | str) -> Iterator[MemoryEntry]:
         with MEMORY.errors_of(self.path):
-            cursor = self._db.execute(sql, (value,))
-            while rows := cursor.fetchmany(_ROWS_A_READ):
-                for event_id, record in rows:
-                    event = unpack(record) if isinstance(record, bytes) else None
-                    if event is None or event.id != event_id:
-                        raise MEMORY.damaged(self.path, f"event {event_id} is not what was written")
-                    yield event
+            for event_id, record in self._db.execute(sql, (value,)):
+                event = unpack(record) if isinstance(record, bytes) else None
+                if event is None or event.id != event_id:
+                    raise MEMORY.damaged(self.path, f"event {event_id} is not what was written")
+                yield event
 
 
 def _seal(encoder: str, event_id: int, body: bytes) -> bytes:
@@ -334,7 +326,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
     were lost, or erased before.
 
     Raises:
-        DataError: If a line is no event (names file and line), or a memory holds no whole record.
+        DataError: If a line is not an event (names file and line), or no whole record is left.
     """
     if check_file(path, ("jsonl", "sqlite")) == "sqlite":
         return _find_records(path)
@@ -351,7 +343,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
 
 
 def _find_records(memory: Path) -> list[MemoryEntry]:
-    found: dict[int, MemoryEntry] = {}
+    events: dict[int, MemoryEntry] = {}
     # What stands first wins: a write-ahead log may end in frames that never counted.
     for path in (memory, memory.with_name(f"{memory.name}-wal")):
         if not path.is_file() or not path.stat().st_size:
@@ -359,10 +351,10 @@ def _find_records(memory: Path) -> list[MemoryEntry]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for match in _RECORD.finditer(data):
                 if (event := unpack(match.group())) is not None:
-                    found.setdefault(event.id, event)
-    if not found:
+                    events.setdefault(event.id, event)
+    if not events:
         raise DataError(f"nothing can be read from {memory}: no whole record is left in it")
-    if lost := sorted({*range(1, max(found))} - {*found}):
-        shown = cut(", ".join(map(str, lost)))
-        logger.warning("%s: %d events are lost, or were erased: %s", memory, len(lost), shown)
-    return [found[number] for number in sorted(found)]
+    if lost := sorted({*range(1, max(events))} - {*events}):
+        numbers = cut(", ".join(map(str, lost)))
+        logger.warning("%s: %d events are lost, or were erased: %s", memory, len(lost), numbers)
+    return [events[number] for number in sorted(events)]

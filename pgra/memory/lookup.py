@@ -2,25 +2,26 @@
 
 Each follows the log: what another process adds, updates or deletes counts at the next question.
 Higher scores are nearer. A user's question is looked up among their own entries and shared ones; of
-equal scores their own come first, then the newest (`nearest_first`). The release returns the oldest
-of equally near keys, and its semantic memory another key's.
+equal scores their own come first, then the newest. The release returns the oldest of equally near
+keys, and its semantic memory another key's.
 
 The combiner C(x, M(x)) is a gate, a threshold on the score (section 3.4). Questions are compared
-by their keys: `normalize_key` is the release's, `plain_key` is for questions of any kind.
+by their keys: `normalize_key` is the release's, `plain` is for questions of any kind.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, cast
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
-from pgra.arrays import Rows
+from pgra.arrays import Vectors
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.context import Context
@@ -47,7 +48,7 @@ DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
-Floats = npt.NDArray[np.float64]
+KeyScores = npt.NDArray[np.float64]  # of each row for one question, higher is nearer
 
 
 def drop_slot(question: str) -> str:
@@ -120,11 +121,10 @@ class LookupArguments(Arguments):
         if self.lookup == "gud-ir" and self.generator is None:
             raise ConfigError("lookup gud-ir needs --generator, of pgra memory lab train-gud-ir")
 
-    def settle(self, family: Family | None = None, *, is_encoder_shared: bool = False) -> Self:
+    def resolve(self, family: Family | None = None, *, is_encoder_shared: bool = False) -> Self:
         """Return a copy with everything chosen for a family; None: for any questions.
 
-        `is_encoder_shared` says that the encoder has another use too: it may be none of the
-        look-up's.
+        `is_encoder_shared` says that the encoder has another use too: the look-up may have none.
 
         Raises:
             ConfigError: If no score of the look-up can reach the threshold, or all do; or if the
@@ -192,11 +192,14 @@ class Lookup(Protocol):
     scores: ClassVar[ScoreRange]
 
     @classmethod
-    def load(cls, args: LookupArguments, user: str, context: Context) -> "OpenLookup":
+    def load(
+        cls, args: LookupArguments, user: str, context: Context, encoder: Any = None
+    ) -> "OpenLookup":
         """Load models once; return a function that opens the look-up of any log.
 
-        It finds a user's entries and shared ones. `args` must be settled; an encoder runs on the
-        context's device. A ModelError if a model cannot be loaded.
+        It finds a user's entries and shared ones. `args` must be resolved; `encoder` replaces the
+        one that they name, and runs on the context's device. A ModelError if a model cannot be
+        loaded.
         """
 
     @property
@@ -215,13 +218,9 @@ OpenLookup = Callable[[FeedbackLog], Lookup]
 def load_lookup(
     args: LookupArguments, context: Context, user: str = "", *, encoder: Any = None
 ) -> OpenLookup:
-    """Load a look-up of settled arguments (see `Lookup.load`).
-
-    A loaded `encoder` replaces the named one.
-    """
-    cls: Any = find_class("lookup", str(args.lookup), LOOKUPS)
-    given = {} if encoder is None else {"encoder": encoder}
-    return cast(OpenLookup, cls.load(args, user, context, **given))
+    """Load a look-up of resolved arguments; see `Lookup.load`."""
+    cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
+    return cls.load(args, user, context, encoder)
 
 
 def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
@@ -238,7 +237,8 @@ def is_exchanged(key: str, other: str) -> bool:
     """
     if key.replace(" ", "") == other.replace(" ", ""):
         return False
-    words, others = ([strip_marks(word) for word in text.split()] for text in (key, other))
+    words = [strip_marks(word) for word in key.split()]
+    others = [strip_marks(word) for word in other.split()]
     edits = Levenshtein.editops(words, others)
     for edit in edits:
         if edit.tag == "replace" and not _is_slip(words[edit.src_pos], others[edit.dest_pos]):
@@ -251,7 +251,9 @@ def _is_slip(word: str, other: str) -> bool:
     return is_long and word[0] == other[0] and OSA.distance(word, other) <= 1
 
 
-def _drop_exchanged(scores: Floats, alike: Floats, key: str, keys: Sequence[str]) -> Floats:
+def _drop_exchanged(
+    scores: KeyScores, alike: KeyScores, key: str, keys: Sequence[str]
+) -> KeyScores:
     """Set 0 for rows similar to a key but for an exchanged word."""
     for row in np.flatnonzero(alike >= _ALIKE).tolist():
         if is_exchanged(key, keys[row]):
@@ -259,15 +261,11 @@ def _drop_exchanged(scores: Floats, alike: Floats, key: str, keys: Sequence[str]
     return scores
 
 
-def nearest_first(scores: Floats, is_own: npt.ArrayLike, ids: npt.ArrayLike) -> Rows:
-    """Return the rows by score, then the user's own, then newest (largest id)."""
-    return np.lexsort((-np.asarray(ids), -np.asarray(is_own, np.int8), -scores))
-
-
 class LogLookup(ABC):
     """Shared by look-ups by text: a row an entry, following the log, the order."""
 
     name: ClassVar[str]
+    scores: ClassVar[ScoreRange]
 
     def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
         """Follow a log; `form`: compare "slotless" or "whole" keys, or the "feedback"."""
@@ -276,12 +274,19 @@ class LogLookup(ABC):
         self._form = form
         self._through = 0  # the log's last event
         # By row, in the order of their ids.
-        self._ids, self._is_own, self._keys = list[int](), list[bool](), list[str]()
+        self._ids: list[int] = []
+        self._is_own: list[bool] = []
+        self._keys: list[str] = []
 
     @classmethod
-    def load(cls, args: LookupArguments, user: str, context: Context) -> OpenLookup:  # noqa: ARG003
-        form = str(args.key_form)
-        return cast(OpenLookup, lambda log: cls(log, user, form=form))
+    def load(
+        cls,
+        args: LookupArguments,
+        user: str,
+        context: Context,  # noqa: ARG003 (of models)
+        encoder: Any = None,  # noqa: ARG003
+    ) -> OpenLookup:
+        return partial(cls, user=user, form=str(args.key_form))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -295,21 +300,23 @@ class LogLookup(ABC):
         if not self._ids:
             return []
         scores = self._score(self._normalize(question))
+        # By score, then the user's own, then the newest.
+        order = np.lexsort((np.negative(self._ids), np.logical_not(self._is_own), -scores))
         nearest: dict[str | int, int] = {}
-        for row in nearest_first(scores, self._is_own, self._ids).tolist():
+        for row in order.tolist():
             if len(nearest) == k or scores[row] == -np.inf:
                 break
-            nearest.setdefault(self._found_as(row), row)
-        found = {self._ids[row]: float(scores[row]) for row in nearest.values()}
-        entries = self._log.get(list(found))
-        return [Match(**vars(entry), score=found[entry.id]) for entry in entries]
+            nearest.setdefault(self._identity(row), row)
+        score_of = {self._ids[row]: float(scores[row]) for row in nearest.values()}
+        entries = self._log.get(list(score_of))
+        return [Match(**asdict(entry), score=score_of[entry.id]) for entry in entries]
 
     @abstractmethod
-    def _score(self, key: str) -> Floats:
+    def _score(self, key: str) -> KeyScores:
         """Return each row's score; minus infinity where it is not found."""
 
-    def _found_as(self, row: int) -> str | int:
-        """Return what is found once."""
+    def _identity(self, row: int) -> str | int:
+        """Return what rows share of which only the nearest is a match."""
         return row
 
     def _normalize(self, text: str) -> str:
@@ -320,23 +327,21 @@ class LogLookup(ABC):
         last = self._log.last_id
         if last == self._through:
             return
-        now = self._log.entry_ids()
-        known = set(now)
-        kept = [row for row, entry_id in enumerate(self._ids) if entry_id in known]
-        new = [
-            entry
-            for entry in self._log.get([n for n in now if n > self._through])
-            if entry.user in ("", self._user)
-        ]
-        is_own = [self._is_own[row] for row in kept] + [entry.user != "" for entry in new]
+        ids = self._log.entry_ids()
+        in_force = set(ids)
+        rows = [row for row, entry_id in enumerate(self._ids) if entry_id in in_force]
+        later = self._log.get([entry_id for entry_id in ids if entry_id > self._through])
+        new = [entry for entry in later if entry.user in ("", self._user)]
+        is_own = [self._is_own[row] for row in rows] + [entry.user != "" for entry in new]
         name = "feedback" if self._form == "feedback" else "question"
-        self._take(kept, {entry.id: self._normalize(getattr(entry, name)) for entry in new})
-        self._is_own, self._through = is_own, max([last, *now[-1:]])
+        self._update(rows, {entry.id: self._normalize(getattr(entry, name)) for entry in new})
+        self._is_own = is_own
+        self._through = max([last, *ids[-1:]])
 
-    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
+    def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
         """Keep these rows, and add new entries' keys by their ids."""
-        self._ids = [*(self._ids[row] for row in kept), *new]
-        self._keys = [*(self._keys[row] for row in kept), *new.values()]
+        self._ids = [*(self._ids[row] for row in rows), *new]
+        self._keys = [*(self._keys[row] for row in rows), *new.values()]
 
 
 class EditLookup(LogLookup):
@@ -348,10 +353,10 @@ class EditLookup(LogLookup):
     name = "edit"
     scores: ClassVar = ScoreRange(-5.0, -math.inf, 0.0)  # the release: below 6
 
-    def _score(self, key: str) -> Floats:
+    def _score(self, key: str) -> KeyScores:
         return 0.0 - _compare(key, self._keys, Levenshtein.distance)  # no -0.0
 
-    def _found_as(self, row: int) -> str:
+    def _identity(self, row: int) -> str:
         return self._keys[row]
 
 
@@ -365,7 +370,7 @@ class RelativeEditLookup(EditLookup):
     name = "relative-edit"
     scores: ClassVar = ScoreRange(0.8, 0.0, 1.0)  # docs/memory.md shows what passes
 
-    def _score(self, key: str) -> Floats:
+    def _score(self, key: str) -> KeyScores:
         scores = 1 - _compare(key, self._keys, Indel.normalized_distance)
         return _drop_exchanged(scores, scores, key, self._keys)
 
@@ -373,8 +378,8 @@ class RelativeEditLookup(EditLookup):
         return plain(text)
 
 
-def _compare(key: str, keys: Sequence[str], scorer: Any) -> Floats:
-    distances: Floats = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
+def _compare(key: str, keys: Sequence[str], scorer: Any) -> KeyScores:
+    distances: KeyScores = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
     return distances
 
 
@@ -387,14 +392,14 @@ class Bm25Lookup(LogLookup):
     def _normalize(self, text: str) -> str:
         return text if self._form == "whole" else drop_slot(text)
 
-    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
-        super()._take(kept, new)
+    def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
+        super()._update(rows, new)
         self._index = index_texts(self._keys or ["a"], tf="lucene", idf="lucene")
 
-    def _score(self, key: str) -> Floats:
+    def _score(self, key: str) -> KeyScores:
         ids = self._index.get_tokens_ids(split_words(key))
-        found: Floats = self._index.get_scores_from_ids(ids)
-        return np.where(found > 0, found.astype(np.float64), -np.inf)
+        scores: KeyScores = self._index.get_scores_from_ids(ids).astype(np.float64)
+        return np.where(scores > 0, scores, -np.inf)
 
 
 class EncoderLookup(LogLookup):
@@ -410,7 +415,7 @@ class EncoderLookup(LogLookup):
         super().__init__(log, user, form=form)
         self._encoder = encoder
         self._stored_as = digest({**encoder.query_fingerprint, "key_form": form})
-        self._vectors = np.empty((0, encoder.width), np.float32)
+        self._vectors: Vectors = np.empty((0, encoder.width), np.float32)
 
     @classmethod
     def load(
@@ -418,40 +423,41 @@ class EncoderLookup(LogLookup):
         args: LookupArguments,
         user: str,
         context: Context,
-        *,
         encoder: Any = None,
+        *,
         form: str = "",
     ) -> OpenLookup:
-        form = form or str(args.key_form)
         if encoder is None:
-            encoder = load_encoder(args.encoder or DEFAULT_ENCODER, device=context.device)
-        elif abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
+            encoder = args.encoder or DEFAULT_ENCODER
+        loaded = load_encoder(encoder, device=context.device)
+        if not loaded.fingerprint["normalize"]:
             raise ValueError("encoder makes vectors of other lengths: open it with normalize")
-        return lambda log: cls(log, encoder, user, form=form)
+        return partial(cls, encoder=loaded, user=user, form=form or str(args.key_form))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         return {**super().fingerprint, **self._encoder.query_fingerprint}
 
-    def _score(self, key: str) -> Floats:
+    def _score(self, key: str) -> KeyScores:
         query = self._encoder.encode([key], is_query=True)[0]
-        cosines: Floats = (self._vectors @ query).astype(np.float64)
+        cosines: KeyScores = (self._vectors @ query).astype(np.float64)
         # Another batch moves the last digits of a vector: equal texts must stay equal.
         return np.round(cosines, _DIGITS)
 
-    def _take(self, kept: Sequence[int], new: Mapping[int, str]) -> None:
+    def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
         ids = list(new)
-        vectors = [self._vectors[list(kept)]]
+        blocks = [self._vectors[list(rows)]]
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            found = self._log.vectors(self._stored_as, chunk)
-            if missing := [entry_id for entry_id in chunk if entry_id not in found]:
-                made = self._encoder.encode([new[entry_id] for entry_id in missing])
-                self._log.keep_vectors(self._stored_as, dict(zip(missing, made, strict=True)))
-                found |= zip(missing, made, strict=True)
-            vectors.append(np.stack([found[entry_id] for entry_id in chunk]))
-        self._vectors = np.concatenate(vectors)
-        super()._take(kept, new)
+            vectors = self._log.vectors(self._stored_as, chunk)
+            if missing := [entry_id for entry_id in chunk if entry_id not in vectors]:
+                encoded = self._encoder.encode([new[entry_id] for entry_id in missing])
+                computed = dict(zip(missing, encoded, strict=True))
+                self._log.keep_vectors(self._stored_as, computed)
+                vectors |= computed
+            blocks.append(np.stack([vectors[entry_id] for entry_id in chunk]))
+        self._vectors = np.concatenate(blocks)
+        super()._update(rows, new)
 
     def _normalize(self, text: str) -> str:
         return in_form(text, self._form)
@@ -467,8 +473,8 @@ class ParaphraseLookup(EncoderLookup):
     name = "paraphrase"
     scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
 
-    def _score(self, key: str) -> Floats:
-        asked = plain(key)
+    def _score(self, key: str) -> KeyScores:
+        question = plain(key)
         keys = [plain(text) for text in self._keys]
-        alike = 1 - _compare(asked, keys, Indel.normalized_distance)
-        return _drop_exchanged(super()._score(key), alike, asked, keys)
+        alike = 1 - _compare(question, keys, Indel.normalized_distance)
+        return _drop_exchanged(super()._score(key), alike, question, keys)

@@ -18,15 +18,12 @@ from typing import Any
 from pgra.artifacts import write_lines
 from pgra.context import Context
 from pgra.errors import ConfigError, DataError
-from pgra.memory.families import as_data, fill
-from pgra.memory.log import FeedbackLog, MemoryEntry, check_length, now, read_events
+from pgra.memory.families import FewShot, fill_slots
+from pgra.memory.log import FeedbackLog, Kind, MemoryEntry, check_length, now, read_events
 from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, passing
 from pgra.types import as_query, check_count
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
-# of the prompts in configs/memory_prompts
-_SEPARATOR = "###"
-_END = "END"
 _SLOTS = ("{question}", "{feedback}")
 
 
@@ -41,7 +38,10 @@ class Memory(AbstractContextManager["Memory"]):
     A write is on the disk when it returns. Threads may share one memory, and processes the file.
 
     Attributes:
-        log: The file: all events, of everyone.
+        path: The file.
+        user: Whose entries; "" for the administrator.
+        source: Who writes.
+        log: All events in the file, of everyone.
         lookup: What finds entries in it.
         threshold: The smallest score that passes; None if all do.
     """
@@ -71,7 +71,8 @@ class Memory(AbstractContextManager["Memory"]):
             threshold: Smallest score that passes; higher is nearer. Default: the look-up's own
                 (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1); of a loaded
                 look-up all pass.
-            encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME or a `pgra.Encoder`.
+            encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME, a `pgra.Encoder`, or
+                another loaded model, as of `pgra.Encoder.load`.
             user: Whose entries; "" for the administrator, see the class.
             source: Who writes; kept with each event.
             device: Where an encoder runs.
@@ -80,10 +81,10 @@ class Memory(AbstractContextManager["Memory"]):
                 alone.
 
         Raises:
-            ValueError: If user is no text.
+            ValueError: If user is not text.
             ConfigError: If the look-up is unknown or has no encoder, or the threshold is outside
                 its range.
-            ArtifactError: If the file is missing and not created, damaged, or no memory.
+            ArtifactError: If the file is missing and not created, damaged, or not a memory.
             ModelError: If the encoder cannot be found or loaded.
         """
         if not isinstance(user, str):
@@ -98,12 +99,10 @@ class Memory(AbstractContextManager["Memory"]):
             open_lookup = lookup
             self.threshold = threshold
         else:
-            is_loaded = not isinstance(encoder, str | Path | None)
             name = None if encoder is None else str(encoder)
-            args = LookupArguments(lookup=lookup, threshold=threshold, encoder=name).settle()
+            args = LookupArguments(lookup=lookup, threshold=threshold, encoder=name).resolve()
             self.threshold = args.threshold
-            loaded = encoder if is_loaded else None
-            open_lookup = load_lookup(args, Context(device=device), user, encoder=loaded)
+            open_lookup = load_lookup(args, Context(device=device), user, encoder=encoder)
         self._lock = threading.RLock()
         self.log = FeedbackLog(self.path, create=create)
         self.lookup = open_lookup(self.log)
@@ -112,6 +111,7 @@ class Memory(AbstractContextManager["Memory"]):
         self.close()
 
     def close(self) -> None:
+        """Close the file; `with` does it."""
         with self._lock:
             self.log.close()
 
@@ -137,10 +137,10 @@ class Memory(AbstractContextManager["Memory"]):
     def get(self, entry_id: int) -> MemoryEntry:
         """Return an entry by its id; a DataError if there is none now, or it is another user's."""
         with self._lock:
-            found = self.log.get([entry_id])
-        if not found or not self._owns(found[0]):
+            entries = self.log.get([entry_id])
+        if not entries or not self._owns(entries[0]):
             raise self._missing(entry_id)
-        return found[0]
+        return entries[0]
 
     def add(self, question: str, feedback: str) -> MemoryEntry:
         """Store what a user said of a question; it replaces earlier feedback on it.
@@ -169,8 +169,8 @@ class Memory(AbstractContextManager["Memory"]):
         question = as_query("question", question)
         check_length("question", question)
         with self._lock:
-            found = self.lookup.find(question, k)
-        return passing(found, self.threshold if threshold is None else threshold)
+            matches = self.lookup.find(question, k)
+        return passing(matches, self.threshold if threshold is None else threshold)
 
     def prompt(self, question: str, k: int = 1, *, template: str = BEFORE) -> str:
         r"""Return a question with the feedback on similar ones, for a model to read.
@@ -189,11 +189,13 @@ class Memory(AbstractContextManager["Memory"]):
         """
         if not all(slot in template for slot in _SLOTS):
             raise ValueError(f"template is {template!r}: it needs {' and '.join(_SLOTS)}")
-        shown = question
+        # The marks are those of the prompts in configs/memory_prompts.
+        form = FewShot("", separator="###", end="END", clarified=template, examples=())
+        prompt = question
         for entry in self.search(question, k):
-            said = as_data(entry.feedback, clarified=template, separator=_SEPARATOR, end=_END)
-            shown = fill(template, question=shown, feedback=said)
-        return shown
+            feedback = form.sanitize(entry.feedback)
+            prompt = fill_slots(template, question=prompt, feedback=feedback)
+        return prompt
 
     def update(self, entry_id: int, feedback: str) -> MemoryEntry:
         """Replace an entry's feedback; the returned entry has another id.
@@ -207,8 +209,8 @@ class Memory(AbstractContextManager["Memory"]):
             entry = self.get(entry_id)
             for other in self._alike(self, [entry]):
                 if other.id != entry_id:
-                    self._change(other, kind="delete", feedback="")
-            return self._change(entry, kind="update", feedback=feedback)
+                    self._change(other, "delete")
+            return self._change(entry, "update", feedback)
 
     def delete(self, *entry_ids: int) -> int:
         """Take entries out of the memory, all or none; the log keeps them (see `erase`).
@@ -222,7 +224,7 @@ class Memory(AbstractContextManager["Memory"]):
         with self._lock, self.log.transaction():
             entries = self._alike(self, [self.get(entry_id) for entry_id in entry_ids])
             for entry in entries:
-                self._change(entry, kind="delete", feedback="")
+                self._change(entry, "delete")
         return len(entries)
 
     def erase(self, *entry_ids: int) -> int:
@@ -234,17 +236,19 @@ class Memory(AbstractContextManager["Memory"]):
         Exports and copies are yours to delete.
 
         Raises:
-            DataError: If one is not in the log, or is another user's; or none is named.
+            DataError: If one is not in the log, or is another user's; or if no entry is named.
             ArtifactError: If another process has the file open: bytes stay until it is closed.
         """
         with self._lock:
             with self.log.transaction():
-                own = {event.id: event for event in self.events() if event.kind != "erase"}
-                if missing := [entry_id for entry_id in entry_ids if entry_id not in own]:
-                    raise self._missing(missing[0], " --log")
+                events = {event.id: event for event in self.events() if event.kind != "erase"}
+                for entry_id in entry_ids:
+                    if entry_id not in events:
+                        raise self._missing(entry_id, " --log")
                 if not entry_ids:
                     raise DataError(f"there is nothing to erase in {self!r}")
-                erased = self._alike(own.values(), [own[entry_id] for entry_id in entry_ids])
+                named = [events[entry_id] for entry_id in entry_ids]
+                erased = self._alike(events.values(), named)
                 self.log.erase([event.id for event in erased], self.source)
             self.log.write_anew()
         return len(erased)
@@ -267,8 +271,8 @@ class Memory(AbstractContextManager["Memory"]):
             DataError: If the file is the memory's own.
         """
         path = Path(path)
-        own = [Path(f"{self.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
-        if any(path.exists() and one.exists() and path.samefile(one) for one in own):
+        files = [Path(f"{self.path.resolve()}{end}") for end in ("", "-wal", "-shm")]
+        if any(path.exists() and file.exists() and path.samefile(file) for file in files):
             raise DataError(f"{path} is the memory itself: name another file")
         events = self.events()
         write_lines(path, [asdict(event) for event in events])
@@ -283,15 +287,17 @@ class Memory(AbstractContextManager["Memory"]):
         another log. Later lines win, whatever their time.
 
         Raises:
-            DataError: If a line is no event (names file and line).
+            DataError: If a line is not an event (names file and line).
         """
         events = [
             replace(event, id=0, user=self.user or event.user)
             for event in read_events(Path(path))
             if event.kind != "erase"
         ]
-        with self._lock:
-            return len(self.log.append(events, skip_known=True))
+        with self._lock, self.log.transaction():
+            logged = {replace(event, id=0) for event in self.log.events()}
+            new = [self.log.insert(event) for event in events if event not in logged]
+        return len(new)
 
     def verify(self) -> None:
         """Read the whole file; an ArtifactError if its entries are not what its log says."""
@@ -314,5 +320,6 @@ class Memory(AbstractContextManager["Memory"]):
         keys = {self.lookup.key(entry) for entry in entries}
         return [event for event in events if self.lookup.key(event) in keys]
 
-    def _change(self, entry: MemoryEntry, **values: Any) -> MemoryEntry:
-        return self.log.insert(replace(entry, **values, source=self.source, time=now()))
+    def _change(self, entry: MemoryEntry, kind: Kind, feedback: str = "") -> MemoryEntry:
+        event = replace(entry, kind=kind, feedback=feedback, source=self.source, time=now())
+        return self.log.insert(event)

@@ -19,7 +19,7 @@ import math
 import random
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -31,8 +31,7 @@ from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
 from pgra.config import arg
 from pgra.context import Context
 from pgra.data.read import read_table
-from pgra.data.text import LEAK_JACCARD
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
@@ -61,7 +60,7 @@ from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
 from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
-from pgra.types import Candidates, Example, Json
+from pgra.types import MISSING_ROW, Example, Json
 
 logger = logging.getLogger(__name__)
 
@@ -147,12 +146,12 @@ class BuiltPrompt:
     """A prompt, and what the memory gave for it.
 
     Attributes:
-        found: The look-up's matches, the nearest first.
+        matches: Of the look-up, the nearest first.
         num_used: How many of them, the first, stand in the prompt.
     """
 
     text: str
-    found: Sequence[Match] = ()
+    matches: Sequence[Match] = ()
     num_used: int = 0
 
 
@@ -200,15 +199,15 @@ class MemPrompt:
     def ask(self, question: str) -> BuiltPrompt:
         family = self.lm.family
         few_shot = self.lm.few_shot
-        found = self.memory.search(question, family.num_remembered or 1, threshold=-math.inf)
-        near = passing(found, self.memory.threshold)
+        matches = self.memory.search(question, family.num_remembered or 1, threshold=-math.inf)
+        near = passing(matches, self.memory.threshold)
         if family.is_of_answers:
             more = [PromptExample(entry.question, entry.feedback) for entry in reversed(near)]
-            num_own = max(0, len(few_shot.examples_of(question)) - len(more))
-            text = few_shot.write(question, more=more, num_own=num_own)
+            count = max(0, len(few_shot.examples_of(question)) - len(more))
+            text = few_shot.write(question, more=more, num_examples=count)
         else:
             text = few_shot.write(question, feedback=near[0].feedback if near else "")
-        return BuiltPrompt(text, found, len(near))
+        return BuiltPrompt(text, matches, len(near))
 
     def learn(self, step: Step) -> None:
         self.memory.add(step.question, step.feedback)
@@ -252,12 +251,13 @@ def judge_output(
     `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
     Of a situation they are its subject and its label, apart in figures 4 and 5.
     """
-    if family.is_of_answers:  # nobody tells the understanding
+    if family.is_of_answers:  # which state no understanding
         is_right = is_exact_match(output, expected)
         return is_right, is_right
     if family.situations is not None:
-        (about, label), right = read_verdict(output), read_verdict(expected[0])
-        return about == right[0], label == right[1]
+        about, label = read_verdict(output)
+        right_about, right_label = read_verdict(expected[0])
+        return about == right_about, label == right_label
     return family.is_understood(kind, output), plain(output) in map(plain, expected)
 
 
@@ -280,21 +280,21 @@ def play(
     """
     draws = np.random.default_rng(seed).random(len(steps))
     answers = dict[str, Completion]()
-    # rows that are asked together; and up to this one all were asked
-    size = 1
-    asked = 0
+    size = 1  # steps whose questions are asked together
+    num_asked = 0  # of the first steps
     for row, step in enumerate(steps):
         prompt = system.ask(step.question)
         if prompt.text not in answers:
             # Half as many where a correction changed a prompt that was asked ahead.
-            size = min(2 * size, lm.num_ahead) if row >= asked else max(1, size // 2)
-            asked = row + size
+            size = min(2 * size, lm.num_ahead) if row >= num_asked else max(1, size // 2)
+            num_asked = row + size
             ahead = [system.ask(later.question).text for later in steps[row + 1 : row + size]]
             new = [text for text in dict.fromkeys([prompt.text, *ahead]) if text not in answers]
             answers |= zip(new, lm.complete(new), strict=True)
         completion = answers[prompt.text]
         output = lm.few_shot.read_output(completion.text)
         understood, answered = judge_output(lm.family, step.kind, output, step.expected)
+        used = prompt.matches[: prompt.num_used]
         outcome = StepOutcome(
             step=row + 1,
             kind=step.kind,
@@ -304,7 +304,7 @@ def play(
             understood=understood,
             answered=answered,
             clarified=not understood and bool(draws[row] < probability),
-            neighbors=[match.question for match in prompt.found[: prompt.num_used]],
+            neighbors=[match.question for match in used],
             num_prompt_tokens=completion.num_prompt_tokens,
             num_new_tokens=completion.num_new_tokens,
         )
@@ -313,34 +313,34 @@ def play(
         yield outcome
 
 
-def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
+def measure_stream(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     """Measure a whole stream.
 
     Accuracy of the understanding (by type too) and of the answer; tokens of prompts and outputs;
     the look-ups used, and the share of them whose question was understood (the paper's
     "effective", 97 %).
     """
-    by_kind = {
-        kind: fmean(step.understood for step in outcomes if step.kind == kind)
-        for kind in sorted({step.kind for step in outcomes})
-    }
+    kinds: dict[str, list[bool]] = {}
+    for step in outcomes:
+        kinds.setdefault(step.kind, []).append(step.understood)
     used = [step.understood for step in outcomes if step.neighbors]
-    return {
+    metrics: dict[str, Any] = {
         "n": len(outcomes),
         "understood": fmean(step.understood for step in outcomes),
-        "understood_by_type": by_kind,
+        "understood_by_type": {kind: fmean(kinds[kind]) for kind in sorted(kinds)},
         "answered": fmean(step.answered for step in outcomes),
         "clarifications": sum(step.clarified for step in outcomes),
-        "prompt_tokens": _sum_known(step.num_prompt_tokens for step in outcomes),
-        "new_tokens": _sum_known(step.num_new_tokens for step in outcomes),
-        "lookups": len(used),
-        "effective": fmean(used) if used else None,
     }
+    metrics["prompt_tokens"] = _sum([step.num_prompt_tokens for step in outcomes])
+    metrics["new_tokens"] = _sum([step.num_new_tokens for step in outcomes])
+    metrics["lookups"] = len(used)
+    metrics["effective"] = fmean(used) if used else None
+    return metrics
 
 
-def _sum_known(counts: Iterable[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(filter(None, known))
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """Return the sum; None where a count is not known."""
+    return None if None in counts else sum(filter(None, counts))
 
 
 # The experiment.
@@ -359,14 +359,14 @@ class Variant:
 
     @property
     def name(self) -> str:
-        part = "" if self.system == "no-mem" else f"-p{self.probability:g}"
-        return f"{self.system}{part}-seed{self.seed}"
+        probability = "" if self.system == "no-mem" else f"-p{self.probability:g}"
+        return f"{self.system}{probability}-seed{self.seed}"
 
     @property
     def title(self) -> str:
         """Its name in tables, without the seed."""
-        part = "" if self.system == "no-mem" else f", p = {self.probability:g}"
-        return f"{SYSTEMS[self.system]}{part}"
+        probability = "" if self.system == "no-mem" else f", p = {self.probability:g}"
+        return f"{SYSTEMS[self.system]}{probability}"
 
 
 @dataclass(frozen=True)
@@ -431,20 +431,25 @@ class StreamArguments(PromptedArguments):
 
     def plan(self) -> list[Variant]:
         """List the variants."""
-        return [
-            Variant(system, p, seed)
-            for seed in self.seeds
-            for system in SYSTEMS
-            if system in self.systems
-            for p in ([0.0] if system == "no-mem" else self.clarification_probabilities)
-        ]
+        variants = []
+        for seed in self.seeds:
+            for system in SYSTEMS:
+                if system in self.systems:
+                    is_mute = system == "no-mem"
+                    probabilities = [0.0] if is_mute else self.clarification_probabilities
+                    variants += [Variant(system, p, seed) for p in probabilities]
+        return variants
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
         """Return the stream of a seed."""
         steps = read_stream(Path(self.stream), family)
         if self.num_steps and self.num_steps > len(steps):
-            known = (self.stream, len(steps), self.num_steps)
-            logger.warning("%s has %d questions, fewer than the %d steps asked for", *known)
+            logger.warning(
+                "%s has %d questions, fewer than the %d steps asked for",
+                self.stream,
+                len(steps),
+                self.num_steps,
+            )
         if self.shuffle:
             random.Random(seed).shuffle(steps)
         return steps[: self.num_steps]
@@ -464,19 +469,20 @@ class Experiment:
         """All that decides the numbers, but for the variant and the stream."""
         with Memory(":memory:", lookup=self.open_lookup) as memory:
             lookup = dict(memory.lookup.fingerprint)
-        family = asdict(self.lm.family)
+        lm = self.lm
+        family = asdict(lm.family)
         del family["paper"]
         return {
             "format": _FORMAT,
-            "lm": dict(self.lm.completer.fingerprint),
-            "family": self.lm.family.name,
+            "lm": dict(lm.completer.fingerprint),
+            "family": lm.family.name,
             "family_digest": digest(family)[:12],
-            "prompt": self.lm.few_shot.name,
-            "prompt_digest": digest(asdict(self.lm.few_shot))[:12],
+            "prompt": lm.few_shot.name,
+            "prompt_digest": digest(asdict(lm.few_shot))[:12],
             "lookup": lookup,
             "threshold": self.threshold,
-            "max_new_tokens": self.lm.max_new_tokens,
-            "max_prompt_tokens": self.lm.max_prompt_tokens,
+            "max_new_tokens": lm.max_new_tokens,
+            "max_prompt_tokens": lm.max_prompt_tokens,
         }
 
     def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
@@ -498,12 +504,12 @@ class Experiment:
                 folder = self.folder / variant.name
                 stream = digest([asdict(step) for step in steps])[:12]
                 if (folder / _METRICS_FILE).is_file():
-                    made = {"stream": read_metrics(folder)["stream"]}
-                    check_fingerprint(folder, made=made, asked={"stream": stream})
+                    finished = {"stream": read_metrics(folder)["stream"]}
+                    check_fingerprint(folder, made=finished, asked={"stream": stream})
                     outcomes = [StepOutcome(**line) for line in read_lines(folder / _STEPS_FILE)]
                 else:
                     outcomes = self._play(folder, variant, steps)
-                    metrics = {**asdict(variant), "stream": stream, **measure(outcomes)}
+                    metrics = {**asdict(variant), "stream": stream, **measure_stream(outcomes)}
                     write_metrics(folder, metrics, [_STEPS_FILE])
                 results.append(StreamResult(variant, outcomes))
         return results
@@ -511,21 +517,18 @@ class Experiment:
     def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
         shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
         folder.mkdir(parents=True)
-        kept = Memory(
+        memory = Memory(
             folder / "memory.sqlite",
             lookup=self.open_lookup,
             threshold=self.threshold,
             source="stream",
         )
+        is_mem = variant.system == "mem"
+        system = MemPrompt(self.lm, memory) if is_mem else GrowPrompt(self.lm)
         outcomes = []
-        with kept as memory, (folder / _STEPS_FILE).open("w", encoding="utf-8") as file:
-            is_mem = variant.system == "mem"
+        with memory, (folder / _STEPS_FILE).open("w", encoding="utf-8") as file:
             played = play(
-                self.lm,
-                steps,
-                MemPrompt(self.lm, memory) if is_mem else GrowPrompt(self.lm),
-                probability=variant.probability,
-                seed=variant.seed,
+                self.lm, steps, system, probability=variant.probability, seed=variant.seed
             )
             for outcome in Bar(played, total=len(steps), desc=variant.name, unit="step"):
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
@@ -543,8 +546,8 @@ def read_pool(path: Path) -> list[PromptExample]:
     """
     pool = []
     for record in read_table(path, ("jsonl",)):
-        named = "answer" if "answer" in record.fields else "answers"
-        question, answer, *_ = read_texts(record, "question", named)
+        name = "answer" if "answer" in record.fields else "answers"
+        question, answer, *_ = read_texts(record, "question", name)
         feedback = read_texts(record, "feedback")[0] if "feedback" in record.fields else ""
         pool.append(PromptExample(question, answer, feedback))
     return pool
@@ -557,50 +560,48 @@ def choose_examples(
 
     They come from the prompt's own and `prefix_pool`; a question never sees itself or a near copy
     (`LeakGuard`). If fewer share a word with it (BM25), the pool's first others follow. Questions
-    are compared in the settled look-up's key form, by its encoder. A question that is not among
+    are compared in the resolved look-up's key form, by its encoder. A question that is not among
     `questions` gets the prompt's own.
 
     Raises:
         ConfigError: If the pool holds fewer examples than asked for (the paper's k).
         ModelError: If the encoder cannot be found or loaded.
     """
-    from pgra.exemplars.selection import ExemplarPool, Nearest, open_similarity
+    from pgra.exemplars.selection import open_similarity
+    from pgra.retrieval.neighbors import LeakGuard
 
-    def in_key_form(examples: Sequence[Example]) -> list[Example]:
-        return [
-            replace(example, fields={"question": in_form(example.text, str(lookup.key_form))})
-            for example in examples
-        ]
+    def compared(number: int, question: str, label: str | None = None) -> Example:
+        fields = {"question": in_form(question, str(lookup.key_form))}
+        return Example(f"question-{number}", fields, label)
 
-    class NearestInForm(Nearest):
-        def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
-            return super().rank(in_key_form(queries), depth)
-
+    num_shown = len(few_shot.examples)
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
     pool = [*few_shot.examples, *more]
-    own = len(few_shot.examples)
-    count = args.prefix_examples or (own if more else (own + 1) // 2)
+    count = args.prefix_examples or (num_shown if more else (num_shown + 1) // 2)
     root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
-    examples = [
-        Example(f"question-{i}", {"question": shown.question}, shown.answer)
-        for i, shown in enumerate(pool)
-    ]
-    exemplars = ExemplarPool(examples, LEAK_JACCARD)
-    distinct = exemplars.guard.distinct.tolist()
+    labels = [example.answer for example in pool]
+    guard = LeakGuard([example.question for example in pool], labels)
+    distinct = guard.distinct.tolist()
+    if len(distinct) < count:
+        raise ConfigError(
+            f"prefix_examples is {count}, the pool has {len(distinct)} different: lower it"
+        )
     similarity = open_similarity(
         SelectionArguments(encoder=lookup.encoder or DEFAULT_ENCODER),
-        in_key_form(examples),
+        [compared(i, example.question, example.answer) for i, example in enumerate(pool)],
         root,
         device=args.device,
     )
-    selector = NearestInForm(SelectionArguments(num_exemplars=count), exemplars, similarity)
-    asked = list(dict.fromkeys(questions))
-    queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
-    chosen = selector.choose(queries)
+    assert similarity is not None  # the nearest are asked for
+    texts = list(dict.fromkeys(questions))
+    queries = [compared(i, text) for i, text in enumerate(texts)]
+    hits, _ = guard.nearest(
+        lambda depth: similarity.nearest(queries, guard.distinct, depth), texts, count
+    )
     nearest = {}
-    for i, question in enumerate(asked):
-        rows = chosen.of(i)
-        is_leak = exemplars.guard.leaks(question)
-        others = (row for row in distinct if row not in rows and not is_leak(row))
-        nearest[question] = tuple(pool[row] for row in [*rows, *others][:count])
+    for text, line in zip(texts, hits.rows.tolist(), strict=True):
+        is_leak = guard.leaks(text)
+        rows = [row for row in line if row != MISSING_ROW]
+        rows += [row for row in distinct if row not in rows and not is_leak(row)]
+        nearest[text] = tuple(pool[row] for row in rows[:count])
     return replace(few_shot, nearest=nearest)

@@ -111,7 +111,7 @@ class TrainingArguments(FolderArguments):
     )
     max_steps: int = arg(
         5000,
-        "Training steps; -1: as many as num_train_epochs has. 0: the reader as it is.",
+        "Training steps; -1: as many as num_train_epochs has. 0: no training.",
         is_common=True,
         least=-1,
     )
@@ -149,7 +149,7 @@ class TrainingArguments(FolderArguments):
     )
     eval_steps: int = arg(
         500,
-        "Steps between measurements on the dev set; 0: none, and the last weights are kept.",
+        "Steps between measurements on the dev set; 0: never, and the last weights are kept.",
         least=0,
     )
     load_best_model_at_end: bool = arg(

@@ -25,7 +25,6 @@ from pgra.arrays import Scores, log_softmax
 from pgra.errors import ConfigError, ModelError
 from pgra.types import Prediction
 
-Places = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 LEAST_A_LABEL = 16  # dev examples of each label that a bias is fitted to
@@ -45,9 +44,9 @@ class Calibration:
         temperature: Divides scores.
         num_examples: Dev examples that it was fitted on, 0 if it was not.
         note: Why it is 1; None where it was fitted.
-        bias: Added to the scores of each label, in the task's order; empty: none is known.
-        bias_from: "dev", "batch", or why there is none.
-        is_bias_out: Whether the bias is added; else it is only known.
+        bias: Added to the scores of each label, in the task's order; empty: not fitted.
+        bias_from: "dev", "batch", or why it was not fitted.
+        is_bias_out: Whether the bias is added; else it is only reported.
     """
 
     temperature: float = 1.0
@@ -149,7 +148,7 @@ def match_shares(scores: Scores, shares: Values) -> Values:
     return np.asarray(bias - bias.mean(), np.float64)
 
 
-def fit_scale_and_bias(scores: Scores, targets: Places) -> tuple[float, Values]:
+def fit_scale_and_bias(scores: Scores, targets: npt.NDArray[np.intp]) -> tuple[float, Values]:
     """Return a and b of softmax(a s + b) that make the labels `targets` (n,) most likely.
 
     The priors of a times the scores' spread, at least 0, and of each b are normal with variance 1,

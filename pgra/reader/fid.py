@@ -7,6 +7,7 @@ and one segment is plain T5.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, group_by_length, send
 from pgra.lm.kernels import fuse_norms, read_encoded_tokens
-from pgra.lm.load import ModelSource, find_model, load_config, load_pretrained
+from pgra.lm.load import ModelSource, load_config, load_pretrained
 
 _HALF_KEY = "pgra_precision"
 IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
@@ -34,7 +35,7 @@ _UNSEEN = 2  # tokens, as of a label, that are written without a look at what ha
 _MAX_LOGITS = 1024  # target tokens with logits in memory: 130 MB for T5's vocabulary
 Fused = tuple[BaseModelOutput, Tensor]
 TokenIds = npt.NDArray[np.int32]
-Group = tuple[int, int, int]  # rows, padded length and real tokens of one encoder call
+SegmentGroup = tuple[int, int, int]  # rows, padded length and real tokens of one encoder call
 _SEGMENTS = 8  # an example has about so many: its tokens are padded to as many times the multiple
 
 
@@ -56,24 +57,27 @@ class PackedSegments:
 
     input_ids: Tensor
     attention_mask: Tensor
-    groups: tuple[Group, ...]
+    groups: tuple[SegmentGroup, ...]
     places: Tensor
 
     def to(self, device: torch.device) -> "PackedSegments":
-        parts = (self.input_ids, self.attention_mask, self.places)
-        ids, mask, places = (send(part, device) for part in parts)
-        return PackedSegments(ids, mask, self.groups, places)
+        return PackedSegments(
+            send(self.input_ids, device),
+            send(self.attention_mask, device),
+            self.groups,
+            send(self.places, device),
+        )
 
 
 def pack_segments(
     examples: Sequence[Sequence[TokenIds]], *, pad_token_id: int, cost: GroupCost
 ) -> PackedSegments:
     """Group the segments of B examples by length; each example has one or more, none empty."""
-    segments = [segment for example in examples for segment in example]
+    segments = list(chain.from_iterable(examples))
     lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
     ids: list[npt.NDArray[np.int64]] = []
     starts = np.empty(len(segments), dtype=np.int64)  # of each segment among the M tokens
-    groups: list[Group] = []
+    groups: list[SegmentGroup] = []
     done = 0
     for indices in group_by_length(lengths, cost):
         longest = cost.padded(int(lengths[indices].max()))
@@ -118,8 +122,7 @@ class ReaderModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def is_half(self) -> bool:
@@ -131,9 +134,10 @@ class ReaderModule(nn.Module):
 
     @is_half.setter
     def is_half(self, value: bool) -> None:
-        vars(self.model.config).pop(_HALF_KEY, None)
         if value:
             setattr(self.model.config, _HALF_KEY, "bfloat16")
+        elif self.is_half:
+            delattr(self.model.config, _HALF_KEY)
 
     def deciding(self) -> torch.autocast:
         """Multiply as it was trained meanwhile: in a forward pass, not in a backward one."""
@@ -157,17 +161,13 @@ class FusionReader(ReaderModule):
         fuse_norms(t5)
 
     @classmethod
-    def from_name(cls, name: str) -> Self:
-        """Load a T5 in float32: hub id, folder or `bundled:NAME`.
+    def from_source(cls, source: ModelSource) -> Self:
+        """Load a T5 in float32 from where it was found.
 
         Raises:
-            ModelError: If it cannot be loaded, or is not a T5.
+            ArtifactError: If its files changed since.
+            ModelError: If it is not a T5, or cannot be loaded.
         """
-        return cls.from_source(find_model(name))
-
-    @classmethod
-    def from_source(cls, source: ModelSource) -> Self:
-        """Load a T5 from where it was found; an ArtifactError if its files changed since."""
         config = load_config(source)
         if config.model_type not in ARCHITECTURES:
             raise ModelError(
@@ -212,11 +212,11 @@ class FusionReader(ReaderModule):
         fused = flat.index_select(0, places.flatten()).view(B, S, -1)
         return BaseModelOutput(last_hidden_state=fused), packed.places >= 0
 
-    def decode(self, fused: Fused, **given: Tensor) -> Any:
+    def decode(self, fused: Fused, **targets: Tensor) -> Any:
         """Run the decoder on labels or on its own ids, over what `fuse` returned."""
         encoded, mask = fused
         mask = mask[:, None, None]
-        return self.model(encoder_outputs=encoded, attention_mask=mask, use_cache=False, **given)
+        return self.model(encoder_outputs=encoded, attention_mask=mask, use_cache=False, **targets)
 
     def forward(
         self, packed: PackedSegments, labels: Tensor, num_items_in_batch: Tensor | int | None = None
@@ -239,8 +239,8 @@ class FusionReader(ReaderModule):
 
         `fused` is of B examples. Labels are (R, T) int64: R / B rows in turn for each example.
         """
-        given = self.model.prepare_decoder_input_ids_from_labels(labels)
-        logits = self.decode(fused, decoder_input_ids=given).logits.float()  # (R, T, V)
+        ids = self.model.prepare_decoder_input_ids_from_labels(labels)
+        logits = self.decode(fused, decoder_input_ids=ids).logits.float()  # (R, T, V)
         chosen = logits.gather(2, labels.clamp(min=0)[..., None]).squeeze(2)
         scores = (chosen - logits.logsumexp(dim=2)).masked_fill(labels == IGNORED, 0.0)
         total: Tensor = scores.sum(dim=1)
@@ -253,9 +253,9 @@ class FusionReader(ReaderModule):
         Targets are (C, T) int64, `IGNORED` where padded. The encoder runs once for all labels.
         """
         fused = self.fuse(packed)
-        B, (_, T) = len(packed.places), targets.shape
+        B = len(packed.places)
         # The logits of a token are a float for each of the vocabulary.
-        most = max(1, _MAX_LOGITS // (B * T))
+        most = max(1, _MAX_LOGITS // (B * targets.shape[1]))
         parts = [
             self.score_targets(fused, targets[first : first + most].repeat(B, 1)).view(B, -1)
             for first in range(0, len(targets), most)

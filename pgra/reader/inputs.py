@@ -31,8 +31,7 @@ class TokenizedInput:
     `target` has the ids of the label's target, None without a label.
     """
 
-    example_id: str
-    segments: tuple[TokenIds, ...]
+    segments: Sequence[TokenIds]
     target: TokenIds | None
 
 
@@ -76,7 +75,7 @@ class TokenizedInputs:
     def __getitem__(self, row: int) -> TokenizedInput:
         label = self.labels[row]
         target = None if label is None else self.targets[label]
-        return TokenizedInput(self.example_ids[row], tuple(self.segments[row]), target)
+        return TokenizedInput(self.segments[row], target)
 
     def take(self, rows: Sequence[int]) -> Self:
         """Return some of the examples."""
@@ -89,7 +88,7 @@ class TokenizedInputs:
 
     def sizes(self) -> list[int]:
         """Count each example's tokens over all its segments."""
-        return [sum(map(len, found)) for found in self.segments]
+        return [sum(map(len, segments)) for segments in self.segments]
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,16 @@ class SeparateInputs(TokenizedInputs):
 
     def alone(self) -> TokenizedInputs:
         """Return each segment as an example of its own, under its example's name."""
-        owners = [row for row, found in enumerate(self.segments) for _ in found]
+        owners = np.repeat(np.arange(len(self)), self._counts()).tolist()
         return TokenizedInputs(
             [self.example_ids[owner] for owner in owners],
             [self.labels[owner] for owner in owners],
             self.targets,
-            [(segment,) for found in self.segments for segment in found],
+            [(segment,) for segment in chain.from_iterable(self.segments)],
         )
+
+    def _counts(self) -> list[int]:
+        return [len(segments) for segments in self.segments]
 
     def combine(self, scores: Scores) -> Scores:
         """Combine segments' log-probabilities of each label, (S, C), to their examples', (B, C).
@@ -119,15 +121,14 @@ class SeparateInputs(TokenizedInputs):
         Either their mean, the log of their geometric mean up to what all labels share; or with
         weights the log of the sum of weight times probability.
         """
-        counts = np.array([len(found) for found in self.segments])
+        counts = np.array(self._counts())
         starts = np.cumsum(counts) - counts
         values = scores.astype(np.float64)
         if self.log_weights is None:
             combined = np.add.reduceat(values, starts) / counts[:, None]
         else:
             combined = np.logaddexp.reduceat(values + self.log_weights[:, None], starts)
-        found: Scores = combined.astype(np.float32)
-        return found
+        return np.asarray(combined, np.float32)
 
 
 # Segments: a query and one evidence within the limit.
@@ -143,11 +144,6 @@ class SegmentLayout:
     template: str
     order: str = "query_first"
     max_tokens: int = 128
-
-    @property
-    def query_places(self) -> set[bool]:
-        """Whether a query stands first; after evidence it may have a token more."""
-        return {True, self.order == "query_first"}
 
 
 def build_inputs(
@@ -167,16 +163,20 @@ def build_inputs(
     """
     queries = fit_queries(examples, tokenizer, layout)
     is_first = layout.order == "query_first"
-    distinct = list(dict.fromkeys(chain.from_iterable(evidence)))
-    query_ids = tokenize_parts(queries, tokenizer, is_first=is_first)
-    tokens = tokenize_parts(distinct, tokenizer, is_first=not is_first)
-    texts = dict(zip(distinct, tokens, strict=True))
+    beside = tokenize_parts(queries, tokenizer, is_first=is_first)
+    alone = beside if is_first else tokenize_parts(queries, tokenizer, is_first=True)
+    texts = list(dict.fromkeys(chain.from_iterable(evidence)))
+    tokens = tokenize_parts(texts, tokenizer, is_first=not is_first)
+    tokens_of = dict(zip(texts, tokens, strict=True))
     join = Join(tokenizer.eos_token_id, layout)
-    alone = query_ids if is_first else tokenize_parts(queries, tokenizer, is_first=True)
-    segments = [
-        [join(asked, texts[text]) if text else join.close(bare) for text in found or [""]]
-        for asked, bare, found in zip(query_ids, alone, evidence, strict=True)
-    ]
+    segments = []
+    for query, query_alone, query_evidence in zip(beside, alone, evidence, strict=True):
+        segments.append(
+            [
+                join(query, tokens_of[text]) if text else join.close(query_alone)
+                for text in query_evidence or [""]
+            ]
+        )
     return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
@@ -188,9 +188,9 @@ class Join:
     layout: SegmentLayout
 
     def __call__(self, query: TokenIds, evidence: TokenIds) -> TokenIds:
-        kept = evidence[: self.layout.max_tokens - 1 - len(query)]
+        evidence = evidence[: self.layout.max_tokens - 1 - len(query)]
         is_first = self.layout.order == "query_first"
-        return self.close(query, kept) if is_first else self.close(kept, query)
+        return self.close(query, evidence) if is_first else self.close(evidence, query)
 
     def close(self, *parts: TokenIds) -> TokenIds:
         return np.append(np.concatenate(parts), np.int32(self.end))
@@ -198,9 +198,11 @@ class Join:
 
 def tokenize_parts(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
     """Tokenise parts of segments, without the end; after another part they follow a space."""
-    given = list(texts) if is_first else [f" {text}" for text in texts]
-    found = tokenizer(given, add_special_tokens=False).input_ids if given else []
-    return [np.array(ids, dtype=np.int32) for ids in found]
+    if not texts:
+        return []
+    parts = list(texts) if is_first else [f" {text}" for text in texts]
+    token_ids = tokenizer(parts, add_special_tokens=False).input_ids
+    return [np.array(ids, dtype=np.int32) for ids in token_ids]
 
 
 def fit_queries(examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout) -> list[str]:
@@ -210,28 +212,37 @@ def fit_queries(examples: Sequence[Example], tokenizer: Any, layout: SegmentLayo
         ConfigError: If the limit is less than the template's own tokens.
     """
     queries = [layout.template.format_map(example.fields) for example in examples]
-    ways = [tokenize_parts(queries, tokenizer, is_first=place) for place in layout.query_places]
-    sizes = [max(map(len, each)) for each in zip(*ways, strict=True)]
+    sizes = _query_sizes(queries, tokenizer, layout)
     return [
         query if size < layout.max_tokens else _fit_query(example, tokenizer, layout)
         for example, query, size in zip(examples, queries, sizes, strict=True)
     ]
 
 
+def _query_sizes(queries: Sequence[str], tokenizer: Any, layout: SegmentLayout) -> list[int]:
+    """Count the tokens of queries; after evidence a query may have one more."""
+    sizes = [len(ids) for ids in tokenize_parts(queries, tokenizer, is_first=True)]
+    if layout.order == "query_first":
+        return sizes
+    after = tokenize_parts(queries, tokenizer, is_first=False)
+    return [max(size, len(ids)) for size, ids in zip(sizes, after, strict=True)]
+
+
 def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
     """Shorten the longest field, and then the next, until the query fits."""
     fields = dict(example.fields)
 
-    def excess(name: str, kept: int) -> int:
-        text = layout.template.format_map({**fields, name: fields[name][:kept].rstrip()})
-        ways = (tokenize_parts([text], tokenizer, is_first=p)[0] for p in layout.query_places)
-        return max(map(len, ways)) + 1 - layout.max_tokens
+    def shorten(name: str, length: int) -> str:
+        return layout.template.format_map({**fields, name: fields[name][:length].rstrip()})
+
+    def excess(name: str, length: int) -> int:
+        return _query_sizes([shorten(name, length)], tokenizer, layout)[0] + 1 - layout.max_tokens
 
     for name in sorted(fields, key=lambda name: len(fields[name]), reverse=True):
         if excess(name, 0) <= 0:
             # The most characters that fit: tokens grow with characters.
             most = bisect_left(range(1, len(fields[name])), 1, key=lambda n: excess(name, n))
-            return layout.template.format_map({**fields, name: fields[name][:most].rstrip()})
+            return shorten(name, most)
         fields[name] = ""
     raise ConfigError(
         f"max_segment_tokens ({layout.max_tokens}) is less than the reader template's own "

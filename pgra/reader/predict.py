@@ -20,7 +20,7 @@ from pgra.prompts import SLOT, SLOT_END, Verbalizer
 from pgra.reader.calibration import Calibration, decide
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
-from pgra.reader.train import Trainable
+from pgra.reader.train import Collate, Trainable
 from pgra.types import Prediction
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
@@ -37,7 +37,7 @@ class T5Classifier(Trainable):
     Attributes:
         decode: "verbalizer" scores each label's whole target, by the sum of its tokens'
             log-probabilities. "official" writes one token, as `generate(max_length=3)` of the
-            released code does; its label, or the first if it is no label's, has probability 1.
+            released code does; its label, or the first if no label has it, has probability 1.
         calibration: What is done to scores before the softmax over labels.
         batch_tokens: The most in a batch; None is what suits the module's device.
     """
@@ -48,7 +48,7 @@ class T5Classifier(Trainable):
     calibration: Calibration = field(default_factory=Calibration)
     batch_tokens: int | None = None
 
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    def collator(self, device: torch.device) -> Collate:
         cost = GroupCost.on(device, is_training=True)
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 
@@ -69,13 +69,10 @@ class T5Classifier(Trainable):
         if self.decode == "official":
             count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
             return self._scores_of(self.write(inputs, context, count=count))
-        targets = pad_rows(self.verbalizer.target_ids(self.tokenizer), IGNORED).to(
-            self.module.device
-        )
-        score = partial(self.module.score_labels, targets=targets)
+        targets = pad_rows(self.verbalizer.target_ids(self.tokenizer), IGNORED)
+        score = partial(self.module.score_labels, targets=targets.to(self.module.device))
         rows = self.map_batches(inputs, score, context)
-        scores: Scores = rows.reshape(len(inputs), len(targets)).astype(np.float32)
-        return scores
+        return np.asarray(rows.reshape(len(inputs), len(targets)), np.float32)
 
     def write(
         self, inputs: TokenizedInputs, context: Context = ALONE, *, count: int | None = None
@@ -104,36 +101,37 @@ class T5Classifier(Trainable):
         reader = self.module
         worker = context.worker
         cost = GroupCost.on(reader.device)
+        sizes = inputs.sizes()
         budget = self.batch_tokens
         if budget is None:  # more leave less padding in a call
             budget = 1 << (17 if reader.device.type == "cuda" else 15)
-        batches = token_budget_batches(inputs.sizes(), budget, max_rows=_MAX_ROWS)
+        batches = token_budget_batches(sizes, budget, max_rows=_MAX_ROWS)
         was_training = reader.training
         reader.eval()
         rows: list[int] = []
-        found: list[Tensor] = []
-        hidden = not context.shows_progress
+        outputs: list[Tensor] = []
+        is_hidden = not context.shows_progress
         # What is packed multiplies float32.
-        to_pack = sum(inputs.sizes()) if not reader.is_half else 0
+        to_pack = 0 if reader.is_half else sum(sizes)
         with (
             reader.deciding(),
             packed_for(reader.model.get_encoder(), to_pack),
-            Bar(total=len(inputs), desc="read", unit="ex", disable=hidden) as bar,
+            Bar(total=len(inputs), desc="read", unit="ex", disable=is_hidden) as bar,
         ):
             for indices in worker.share(batches):
                 packed = pack_segments(
-                    [inputs[i].segments for i in indices],
+                    [inputs.segments[i] for i in indices],
                     pad_token_id=self.tokenizer.pad_token_id,
                     cost=cost,
                 )
                 rows += indices
-                found.append(work(packed.to(reader.device)))
+                outputs.append(work(packed.to(reader.device)))
                 # Other processes are guessed to be as far: their batches may be smaller.
                 bar.update(min(len(indices) * worker.world, len(inputs) - bar.n))
         reader.train(was_training)
-        made = torch.cat(found).cpu().numpy() if found else ()
-        values = dict(gather(list(zip(rows, made, strict=True)), worker))
-        return np.array([values[i] for i in range(len(inputs))])
+        values = torch.cat(outputs).cpu().numpy() if outputs else ()
+        value_of = dict(gather(list(zip(rows, values, strict=True)), worker))
+        return np.array([value_of[row] for row in range(len(inputs))])
 
     def _scores_of(self, texts: Sequence[str]) -> Scores:
         """Give log-probability 0 to the label whose word was written and -inf to the others."""

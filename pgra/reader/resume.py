@@ -48,7 +48,7 @@ _TENSORS_FILE = "training.safetensors"
 class Stopper:
     """Knows whether training is to stop.
 
-    `code` is the exit code of the signal that asked for it; 0 if none did.
+    `code` is the exit code of the signal that asked for it; 0 without a signal.
     """
 
     def __init__(self, *, world: int = 1, minutes: float | None = None) -> None:
@@ -82,13 +82,14 @@ class Stopper:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def agreed(self, *, has_more: bool) -> int:
+    def stop_code(self, *, has_more: bool) -> int:
         """Return the largest exit code of all processes, 0 to continue; all must call it together.
 
         Time that is up stops a training that has more steps.
         """
-        is_late = has_more and time.monotonic() >= self._end
-        code = self.code or OUT_OF_TIME * is_late
+        code = self.code
+        if not code and has_more and time.monotonic() >= self._end:
+            code = OUT_OF_TIME
         if self._world == 1:
             return code
         shared = torch.tensor(code)  # on the CPU: no GPU waits for it
@@ -145,7 +146,7 @@ def save_checkpoint(
     if not worker.is_main:
         return
     states = {"progress": asdict(progress), "random": everyones}
-    states |= {name: part.state_dict() for name, part in updates.items()}
+    states |= {name: update.state_dict() for name, update in updates.items()}
 
     with write_aside(checkpoint_folder(home, progress.step)) as aside:
         trainable.save(aside)
@@ -184,8 +185,8 @@ def resume(
         if (fault := _fault(best)) is not None:
             raise ArtifactError(f"{best}, the dev set's best, is damaged ({fault}): bring it back")
     module.load_weights(folder)
-    for name, part in updates.items():
-        part.load_state_dict(states[name])
+    for name, update in updates.items():
+        update.load_state_dict(states[name])
     random = states["random"][worker.rank]
     torch.set_rng_state(random["cpu"])
     if module.device.type == "cuda":
@@ -199,17 +200,19 @@ def _split(state: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[f"tensor {len(tensors)}"] = state.contiguous()
         return f"tensor {len(tensors) - 1}"
     if isinstance(state, dict):
-        return {str(key): _split(part, tensors) for key, part in state.items()}
-    return [_split(part, tensors) for part in state] if isinstance(state, list | tuple) else state
+        return {str(key): _split(value, tensors) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_split(value, tensors) for value in state]
+    return state
 
 
 def _joined(state: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Undo `_split`."""
     if isinstance(state, dict):
-        parts = {key: _joined(part, tensors) for key, part in state.items()}
-        return {int(key) if key.isdigit() else key: part for key, part in parts.items()}
+        values = {key: _joined(value, tensors) for key, value in state.items()}
+        return {int(key) if key.isdigit() else key: value for key, value in values.items()}
     if isinstance(state, list):
-        return [_joined(part, tensors) for part in state]
+        return [_joined(value, tensors) for value in state]
     return tensors.get(state, state) if isinstance(state, str) else state
 
 

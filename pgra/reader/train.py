@@ -49,7 +49,10 @@ from pgra.reader.resume import (
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
+Collate = Callable[[Sequence[Any]], dict[str, Any]]  # rows to the arguments of a forward pass
+_CHUNK = (
+    50  # steps copied from the device at once, and at most so many are lost if the loss becomes NaN
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Trainable(ABC):
     tokenizer: Any
 
     @abstractmethod
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    def collator(self, device: torch.device) -> Collate:
         """Return a function that makes a batch of rows."""
 
     def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
@@ -172,7 +175,9 @@ def fit(
     )
     logger.info(
         "training: %d examples a step (%d processes, %d at once on each)%s",
-        *(arguments.total_train_batch_size, worker.world, arguments.per_device_train_batch_size),
+        arguments.total_train_batch_size,
+        worker.world,
+        arguments.per_device_train_batch_size,
         " in bfloat16" if module.is_half else "",
     )
 
@@ -209,7 +214,7 @@ def fit(
 
                 # What is due after it: log, measure, save, stop.
                 step = progress.step
-                code = stopper.agreed(has_more=step < num_steps)
+                code = stopper.stop_code(has_more=step < num_steps)
                 is_measured = evaluate is not None and _is_due(step, arguments.eval_steps)
                 is_end = step == num_steps and bool(arguments.save_steps)
                 is_saved = bool(code) or is_end or _is_due(step, arguments.save_steps)
@@ -226,8 +231,10 @@ def fit(
                     measured = evaluate()
                     progress.keep_best(measured[metric])
                     log({f"dev_{name}": value for name, value in measured.items()})
-                    shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-                    bar.tell(f"step {step}: dev {shown}")
+                    dev_values = ", ".join(
+                        f"{name} {value:.4f}" for name, value in measured.items()
+                    )
+                    bar.tell(f"step {step}: dev {dev_values}")
                 if is_saved:
                     save_checkpoint(home, trainable, progress, updates, worker)
                     context.barrier()
@@ -240,7 +247,7 @@ def fit(
             with write_aside(folder) as aside:
                 trainable.save(aside)
         context.barrier()
-        if code := stopper.agreed(has_more=False):
+        if code := stopper.stop_code(has_more=False):
             raise stopped(code, "after training")
     return TrainResult(
         folder=folder,
@@ -277,7 +284,7 @@ def _distribute(module: ReaderModule, arguments: TrainingArguments, worker: Work
 
 def load_epoch(
     rows: Any,
-    collate: Callable[[Sequence[Any]], dict[str, Any]],
+    collate: Collate,
     arguments: TrainingArguments,
     worker: Worker,
     epoch: int,
@@ -291,9 +298,10 @@ def load_epoch(
     if arguments.dataloader_drop_last:
         order = order[: len(order) // together * together]
     batches = [order[first : first + size] for first in range(0, len(order), size)]
-    own = batches[worker.rank :: worker.world][done * arguments.num_accumulated(worker.world) :]
+    share = batches[worker.rank :: worker.world]
+    share = share[done * arguments.num_accumulated(worker.world) :]
     loader = DataLoader(
-        rows, batch_sampler=own, collate_fn=collate, pin_memory=torch.cuda.is_available()
+        rows, batch_sampler=share, collate_fn=collate, pin_memory=torch.cuda.is_available()
     )
     # A loader draws a number when an epoch begins: not once more in its middle.
     with torch.random.fork_rng(devices=[], enabled=done > 0):
@@ -315,7 +323,7 @@ def count_tokens(
 
 
 def check_weights(module: ReaderModule, step: int) -> None:
-    """Raise a ModelError if a weight is not a number; such a sum neither."""
+    """Raise a ModelError if a weight is infinite or not a number: then its sum is too."""
     sums = [p.detach().float().sum() for p in module.parameters() if p.requires_grad]
     if not torch.stack(sums).isfinite().all():
         raise ModelError(f"a weight is not a number after step {step}: lower the learning rate")
@@ -341,24 +349,24 @@ class LossLog:
             self.flush()
 
     def flush(self) -> None:
-        """Gather and write the losses; one that is no number is a ModelError."""
+        """Gather and write the losses; a loss that is not finite is a ModelError."""
         losses = self._progress.losses
-        found = list[float]()
+        means: list[float] = []
         if self._pending:
-            own = torch.stack(self._pending).double().cpu().tolist()
+            pending = torch.stack(self._pending).double().cpu().tolist()
             # A sum over the wire would depend on how many steps are sent at once.
-            shares = zip(*gather([own], self._worker), strict=True)
-            found = [sum(values) / len(values) for values in shares]
+            shares = zip(*gather([pending], self._worker), strict=True)
+            means = [sum(values) / len(values) for values in shares]
         self._pending = []
-        good = next((i for i, loss in enumerate(found) if not math.isfinite(loss)), len(found))
-        losses += found[:good]
+        good = next((i for i, loss in enumerate(means) if not math.isfinite(loss)), len(means))
+        losses += means[:good]
         if self._worker.is_main:  # a float's repr is exact
             rows = enumerate(losses, start=1)
             lines = [json.dumps({"step": step, "loss": loss}) for step, loss in rows]
             write_text(self._path, "".join(f"{line}\n" for line in lines))
-        if good < len(found):
+        if good < len(means):
             step = len(losses) + 1
-            raise ModelError(f"the loss is {found[good]} at step {step}: lower the learning rate")
+            raise ModelError(f"the loss is {means[good]} at step {step}: lower the learning rate")
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from pgra.config import choose, config_root, read_yaml
 from pgra.report import metrics
@@ -22,7 +24,6 @@ from pgra.types import Json
 LEVEL = 0.05
 AVERAGE = "average"
 METRIC = "metric"
-_SEED = 0
 _LAST_DIGIT = 1e-12
 _USUAL_BASELINES = ("fid", "plain")
 Column = tuple[str, str]  # a row, and a task or `AVERAGE`
@@ -55,17 +56,17 @@ class ReferenceTable:
     def find_row(self, run: Trial) -> str | None:
         """Return the row that matches a run, by the most arguments; None if none does."""
         # The run knows its method: `--num_evidence 0` is plain, whatever --method says.
-        known = {**run.values, "method": run.method}
-        fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
+        values = {**run.values, "method": run.method}
+        fits = [row for row, match in self.match.items() if match.items() <= values.items()]
         return max(fits, key=lambda row: len(self.match[row]), default=None)
 
     def beside(self, run: Trial, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
         """Return the values printed for a run, by column: tasks, or the `AVERAGE` of just these."""
         row = self.find_row(run)
-        is_whole = {*tasks, AVERAGE} == {*self.columns}
-        wanted = [column for column in columns if column != AVERAGE or is_whole]
-        printed = self.rows[row] if row is not None else {}
-        return {column: printed[column] for column in wanted if column in printed}
+        printed = dict(self.rows[row]) if row is not None else {}
+        if {*tasks, AVERAGE} != {*self.columns}:
+            printed.pop(AVERAGE, None)
+        return {column: printed[column] for column in columns if column in printed}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
         return [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
@@ -79,16 +80,12 @@ def load_references() -> Mapping[str, ReferenceTable]:
         values = read_yaml(config_root() / "reference" / f"{paper}.yaml")
         notes = values.pop("notes")
         for name, table in values.items():
-            own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
-            own["rows"] = {
-                row: {
-                    column: float(value)
-                    for column, value in zip(table["columns"], cells, strict=True)
-                    if value is not None  # not every row has all
-                }
-                for row, cells in table["rows"].items()
-            }
-            tables[name] = ReferenceTable(name, **own)
+            rows = {}
+            for row, cells in table["rows"].items():
+                pairs = zip(table["columns"], cells, strict=True)
+                rows[row] = {column: float(v) for column, v in pairs if v is not None}
+            table_notes = [notes[note] for note in table.get("notes", ())]
+            tables[name] = ReferenceTable(name, **{**table, "rows": rows, "notes": table_notes})
     return tables
 
 
@@ -106,14 +103,20 @@ class Result:
         runs: By seed, rising.
         missing: Seeds that should be there and are not.
         values: The metric, by seed.
-        interval: 95 %: over seeds by Student's t; of one seed, or of equal ones, over examples by
-            the bootstrap.
+        over_examples: 95 % interval over examples, by the bootstrap.
     """
 
     runs: Sequence[Trial]
     missing: Sequence[int]
     values: Sequence[float]
-    interval: tuple[float, float]
+    over_examples: tuple[float, float]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %: over seeds by Student's t; of one seed, or of equal ones, over examples."""
+        # Seeds that are all equal would have an interval of no width.
+        is_spread = max(self.values) - min(self.values) >= _LAST_DIGIT
+        return metrics.t_interval(self.values) if is_spread else self.over_examples
 
     @property
     def mean(self) -> float:
@@ -193,98 +196,80 @@ def compare_runs(
 
     Raises:
         ArtifactError: If they cannot be compared.
-        ConfigError: If the baseline is no row.
+        ConfigError: If the baseline is not a row.
     """
     check_comparable(group)
-    names = row_names(group)
+    named_runs = list(zip(row_names(group), group.runs, strict=True))
     runs_of: dict[Column, list[Trial]] = {}
-    for name, run in sorted(zip(names, group.runs, strict=True), key=lambda pair: pair[1].seed):
-        runs_of.setdefault((name, run.task), []).append(run)
+    for row, run in sorted(named_runs, key=lambda pair: pair[1].seed):
+        runs_of.setdefault((row, run.task), []).append(run)
     # The measure of written answers follows the task's name.
-    known = {run.task: run.task.partition(" ")[0] for run in group.runs}
-    gone = {one.task for one in group.missing} - {*known.values()}
-    tasks = in_order([*known, *gone], TASK_ORDER)
+    without_measure = {run.task: run.task.partition(" ")[0] for run in group.runs}
+    unfinished = {missing.task for missing in group.missing} - {*without_measure.values()}
+    tasks = in_order([*without_measure, *unfinished], TASK_ORDER)
     by_measure: dict[str, list[str]] = {}
     for task in tasks:
         by_measure.setdefault(task.partition(" ")[2], []).append(task)
+    has_labels = {run.task: bool(run.labels) for run in group.runs}
     rows = list(group.points)
     if not rows:
         order = in_order([run.method for run in group.runs], METHOD_ORDER)
-        pairs = sorted(zip(names, group.runs, strict=True), key=lambda p: order.index(p[1].method))
-        rows = list(dict.fromkeys(name for name, _ in pairs))
+        pairs = sorted(named_runs, key=lambda pair: order.index(pair[1].method))
+        rows = list(dict.fromkeys(row for row, _ in pairs))
     results: dict[Column, Result] = {}
     for (row, task), runs in runs_of.items():
-        missing = [m.seed for m in group.missing if (m.name, m.task) == (row, known[task])]
-        values = [run.value for run in runs]
-        results[row, task] = _result(runs, missing, values, runs[0].interval)
+        point = (row, without_measure[task])
+        seeds = [missing.seed for missing in group.missing if (missing.name, missing.task) == point]
+        results[row, task] = Result(runs, seeds, [run.value for run in runs], runs[0].interval)
     base = _choose_baseline(group, rows, baseline)
     comparisons: dict[Column, Comparison] = {}
     for row in rows:
         for measure, family in by_measure.items():
-            average = _average_column(measure, family, group.runs)
+            average = None  # where a mean over tasks makes no sense
+            if len(family) > 1 and all(has_labels.get(task, True) for task in family):
+                average = f"{AVERAGE} {measure}".rstrip()
             if base not in (None, row):
                 comparisons |= _compare_row(results, family, row, str(base), average=average)
-            whole = [results[row, task] for task in family if (row, task) in results]
-            if average is not None and len(whole) == len(family):
-                results[row, average] = _average(whole)
+            complete = [results[row, task] for task in family if (row, task) in results]
+            if average is not None and len(complete) == len(family):
+                results[row, average] = _average(complete)
     columns = list(dict.fromkeys([*tasks, *(column for _, column in results)]))
     paper: dict[Column, float] = {}
-    for (row, _), runs in reversed(runs_of.items()):
-        if reference is not None and reference.measure == METRIC:
+    if reference is not None and reference.measure == METRIC:
+        for (row, _), runs in reversed(runs_of.items()):
             printed = reference.beside(runs[0], by_measure.get("", tasks), columns)
             paper |= {(row, column): value for column, value in printed.items()}
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
 
 
-def _average_column(measure: str, tasks: Sequence[str], runs: Sequence[Trial]) -> str | None:
-    """Return the column of a mean over tasks; None where it makes no sense."""
-    has_labels = all(run.labels for run in runs if run.task in tasks)
-    return f"{AVERAGE} {measure}".rstrip() if has_labels and len(tasks) > 1 else None
-
-
-def _result(
-    runs: Sequence[Trial],
-    missing: Sequence[int],
-    values: Sequence[float],
-    over_examples: tuple[float, float],
-) -> Result:
-    # Seeds that are all equal would have an interval of no width.
-    is_spread = max(values) - min(values) >= _LAST_DIGIT
-    return Result(runs, missing, values, metrics.t_interval(values) if is_spread else over_examples)
-
-
 def _average(results: Sequence[Result]) -> Result:
     """Return the mean over tasks: by seed if all tasks have the same (the paper's Table 8)."""
-    missing = sorted({seed for result in results for seed in result.missing})
+    missing = sorted(set(chain.from_iterable(result.missing for result in results)))
     values = _average_by_seed([result.runs for result in results])
     draws = [
-        metrics.bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
+        metrics.bootstrap([run.outcomes for run in result.runs], seed=number).mean(axis=0)
         for number, result in enumerate(results)
     ]
     interval = metrics.interval_95(np.mean(draws, axis=0))
     overall = float(np.mean([result.mean for result in results]))
-    return _result((), missing, list(values) or [overall], interval)
+    return Result((), missing, list(values) or [overall], interval)
 
 
 def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> metrics.Values:
     """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if len({tuple(run.seed for run in runs) for runs in tasks}) > 1:
         return np.zeros(0)
-    return np.asarray(np.mean([_values(runs) for runs in tasks], axis=0), np.float64)
+    values = [[run.value for run in runs] for runs in tasks]
+    return np.asarray(np.mean(values, axis=0), np.float64)
 
 
-def _values(runs: Sequence[Trial]) -> metrics.Values:
-    return np.array([run.value for run in runs])
-
-
-def _choose_baseline(group: Group, rows: Sequence[str], asked: str | None) -> str | None:
-    if asked is not None:
-        choose("baseline", asked, rows)
-        return asked
+def _choose_baseline(group: Group, rows: Sequence[str], name: str | None) -> str | None:
+    if name is not None:
+        choose("baseline", name, rows)
+        return name
     if group.baseline is not None:
-        wanted = group.baseline.items()
-        fits = (name for name, values in group.points.items() if wanted <= values.items())
-        return next(fits, None)
+        values = group.baseline.items()
+        return next((row for row, point in group.points.items() if values <= point.items()), None)
     return next((name for name in _USUAL_BASELINES if name in rows), None)
 
 
@@ -300,49 +285,41 @@ def _compare_row(
 
     `average` is that column; None where there is no mean over the tasks.
     """
-    pairs = {
-        task: sides
-        for task in tasks
-        if (row, task) in results and (baseline, task) in results
-        if all(sides := _shared(results[row, task].runs, results[baseline, task].runs))
-    }
-    # Another stream for each task, so that an average adds up independent resamples.
-    gaps = [
-        metrics.compare_methods(
-            *([run.outcomes for run in side] for side in sides), seed=tasks.index(task)
-        )
-        for task, sides in pairs.items()
-    ]
+    sides: dict[str, list[Sequence[Trial]]] = {}
+    for task in tasks:
+        if (row, task) in results and (baseline, task) in results:
+            shared = _shared(results[row, task].runs, results[baseline, task].runs)
+            if all(shared):
+                sides[task] = shared
+    gaps = []
+    for task, (ours, theirs) in sides.items():
+        seed = tasks.index(task)  # another for each, so that an average adds independent resamples
+        outcomes = [run.outcomes for run in ours]
+        gaps.append(metrics.compare_methods(outcomes, [run.outcomes for run in theirs], seed=seed))
     adjusted = metrics.holm([gap.p for gap in gaps])
-    is_seeded = any(side[0].is_seeded for sides in pairs.values() for side in sides)
-    found = {
-        (row, task): _compare(gap, p, *map(_values, sides), is_seeded=is_seeded)
-        for (task, sides), gap, p in zip(pairs.items(), gaps, adjusted, strict=True)
-    }
-    if average is not None and len(pairs) == len(tasks):
+    is_seeded = any(runs[0].is_seeded for runs in chain.from_iterable(sides.values()))
+    comparisons = {}
+    for (task, shared), gap, p in zip(sides.items(), gaps, adjusted, strict=True):
+        values = [[run.value for run in runs] for runs in shared]
+        comparisons[row, task] = _compare(gap, p, values, is_seeded=is_seeded)
+    if average is not None and len(sides) == len(tasks):
         overall = metrics.average_differences(gaps)
-        means = map(_average_by_seed, zip(*pairs.values(), strict=True))
-        found[row, average] = _compare(overall, overall.p, *means, is_seeded=is_seeded)
-    return found
+        means = [_average_by_seed(runs) for runs in zip(*sides.values(), strict=True)]
+        comparisons[row, average] = _compare(overall, overall.p, means, is_seeded=is_seeded)
+    return comparisons
 
 
-def _shared(a: Sequence[Trial], b: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the runs of the seeds that both have; what no seed decides stands beside them all."""
-    if not (a[0].is_seeded and b[0].is_seeded):
-        first, second = (side if side[0].is_seeded else side[:1] for side in (a, b))
-        return first, second
-    seeds = {run.seed for run in a} & {run.seed for run in b}
-    return [run for run in a if run.seed in seeds], [run for run in b if run.seed in seeds]
+def _shared(a: Sequence[Trial], b: Sequence[Trial]) -> list[Sequence[Trial]]:
+    """Return the runs of the seeds that both have; a run without a seed is compared with each."""
+    if a[0].is_seeded and b[0].is_seeded:
+        seeds = {run.seed for run in a} & {run.seed for run in b}
+        return [[run for run in side if run.seed in seeds] for side in (a, b)]
+    return [side if side[0].is_seeded else side[:1] for side in (a, b)]
 
 
 def _compare(
-    gap: metrics.Difference,
-    p: float,
-    ours: metrics.Values,
-    theirs: metrics.Values,
-    *,
-    is_seeded: bool,
+    gap: metrics.Difference, p: float, values: Sequence[npt.ArrayLike], *, is_seeded: bool
 ) -> Comparison:
-    a, b = np.broadcast_arrays(ours, theirs)
+    a, b = np.broadcast_arrays(*values)
     seeds_p = metrics.welch(a, b) if is_seeded else 0.0
     return Comparison(gap, p, int((a > b).sum()), len(a), seeds_p)

@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,35 +66,42 @@ class Table:
         notes: Sequence[str] = (),
     ) -> Self:
         """Return a table of values by column, as `forms` shows each; empty columns are left out."""
-        kept = [name for name in forms if any(row.get(name) not in (None, "") for row in rows)]
-        cells = [[Cell.of(row.get(name), forms[name]) for name in kept] for row in rows]
-        return cls(title, [name.replace("_", " ") for name in kept], cells, notes)
+        names = [name for name in forms if any(row.get(name) not in (None, "") for row in rows)]
+        cells = [[Cell.of(row.get(name), forms[name]) for name in names] for row in rows]
+        return cls(title, [name.replace("_", " ") for name in names], cells, notes)
 
     def to_text(self) -> str:
         """Render for a terminal: columns aligned, bold cells with a star."""
         # Room for the star is kept beside the others, so that digits stay in line.
-        free = " " if any(cell.is_bold for row in self.rows for cell in row) else ""
-        header = [self.columns[0], *(name + free for name in self.columns[1:])]
-        shown = [[c.text + ("*" if c.is_bold else free) for c in row[1:]] for row in self.rows]
-        lines = _aligned(
-            [header, *([row[0].text, *own] for row, own in zip(self.rows, shown, strict=True))],
-            "  ",
-        )
+        has_bold = any(cell.is_bold for cell in chain.from_iterable(self.rows))
+        free = " " if has_bold else ""
+        rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
+        for first, *others in self.rows:
+            marked = [cell.text + ("*" if cell.is_bold else free) for cell in others]
+            rows.append([first.text, *marked])
+        lines = _aligned(rows, "  ")
         lines.insert(1, "-" * max(map(len, lines)))
-        notes = [line for note in self.notes for line in textwrap.wrap(note, _WIDTH)]
-        return "\n".join([self.title, "", *map(str.rstrip, lines), *_below(notes)])
+        lines = [self.title, "", *map(str.rstrip, lines)]
+        if self.notes:
+            lines.append("")
+        for note in self.notes:
+            lines += textwrap.wrap(note, _WIDTH)
+        return "\n".join(lines)
 
     def to_markdown(self) -> str:
         """Render as GitHub's Markdown, padded so that it reads well as text too."""
-        cells = [
-            [f"**{_markdown(c.text)}**" if c.is_bold else _markdown(c.text) for c in row]
-            for row in self.rows
-        ]
-        header = [_markdown(name) for name in self.columns]
-        rule = [":--", *["--:"] * (len(header) - 1)]
-        lines = [f"| {line} |" for line in _aligned([header, rule, *cells], " | ")]
-        title = [f"**{_markdown(self.title)}**", ""] if self.title else []
-        return "\n".join([*title, *lines, *_below([f"- {_markdown(n)}" for n in self.notes])])
+        rows = [[_markdown(name) for name in self.columns]]
+        rows.append([":--", *["--:"] * (len(self.columns) - 1)])
+        for row in self.rows:
+            texts = [_markdown(cell.text) for cell in row]
+            pairs = zip(texts, row, strict=True)
+            rows.append([f"**{text}**" if cell.is_bold else text for text, cell in pairs])
+        lines = [f"| {line} |" for line in _aligned(rows, " | ")]
+        if self.title:
+            lines = [f"**{_markdown(self.title)}**", "", *lines]
+        if self.notes:
+            lines += ["", *(f"- {_markdown(note)}" for note in self.notes)]
+        return "\n".join(lines)
 
     def to_csv(self) -> str:
         """Render the cells as CSV with a header: numbers unrounded, neither title nor notes."""
@@ -101,30 +109,22 @@ class Table:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
         for row in self.rows:
-            writer.writerow([c.text if c.value is None else repr(c.value) for c in row])
+            writer.writerow([cell.text if cell.value is None else repr(cell.value) for cell in row])
         return text.getvalue().rstrip("\n")
 
 
-FORMATS = {".txt": Table.to_text, ".md": Table.to_markdown, ".csv": Table.to_csv}
+TABLE_FORMATS = {".txt": Table.to_text, ".md": Table.to_markdown, ".csv": Table.to_csv}
 
 
 def _aligned(rows: Sequence[Sequence[str]], between: str) -> list[str]:
     """Pad all columns, the first to the left, the others to the right; a line for each row."""
     rows = [[" ".join(text.split()) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        between.join(
-            [
-                row[0].ljust(widths[0]),
-                *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
-
-
-def _below(notes: Sequence[str]) -> list[str]:
-    return ["", *notes] if notes else []
+    lines = []
+    for first, *others in rows:
+        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        lines.append(between.join([first.ljust(widths[0]), *cells]))
+    return lines
 
 
 def _markdown(text: str) -> str:
@@ -140,7 +140,9 @@ def results_table(study: Study) -> Table:
     has_paper = {column for _, column in study.paper}
     columns = ["point" if study.group.points else "method"]
     for column in study.columns:
-        columns += [column, *([f"{column} (paper)"] if column in has_paper else [])]
+        columns.append(column)
+        if column in has_paper:
+            columns.append(f"{column} (paper)")
     rows = []
     for row in study.rows:
         cells = [Cell(row)]
@@ -157,18 +159,18 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     if result is None:
         return Cell(_absent(study, row, column))
     text = f"{100 * result.mean:.1f}"
-    n = len(result.values)
     if result.sd is not None:
         text += f" ± {100 * result.sd:.1f}"
     if result.missing:
+        n = len(result.values)
         text += f" ({n} of {n + len(result.missing)} seeds)"
-    found = study.comparisons.get((row, column))
-    is_win = found is not None and found.verdict == "better"
+    comparison = study.comparisons.get((row, column))
+    is_win = comparison is not None and comparison.verdict == "better"
     return Cell(text, is_bold=is_win, value=100 * result.mean)
 
 
 def _absent(study: Study, row: str, column: str) -> str:
-    """Return what stands for a result: nothing where the row's run of the task has no such one."""
+    """Return what stands for no result: "" where the row has other values of the task."""
     runs = {(name, task.partition(" ")[0]) for name, task in study.results}
     return "" if (row, column.partition(" ")[0]) in runs else _MISSING
 
@@ -197,18 +199,13 @@ def _notes(study: Study) -> list[str]:
         ]
     elif study.reference is not None:
         notes.append(f"The paper's {study.reference.title} has no value for these rows and tasks.")
-    said = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
-    return [*notes, *dict.fromkeys(str(note) for note in said)]
+    of_runs = chain.from_iterable(run.metrics.get("notes", ()) for run in study.group.runs)
+    return [*notes, *dict.fromkeys(map(str, of_runs))]
 
 
 def detail_table(study: Study) -> Table:
     """Return every value with its interval, and its difference to the baseline with its test."""
-    found = [
-        _numbers(study, row, column)
-        for row in study.rows
-        for column in study.columns
-        if (row, column) in study.results
-    ]
+    cells = [cell for cell in product(study.rows, study.columns) if cell in study.results]
     title = f"{study.group.title}: every value"
     notes = [
         "In percent. Intervals (low, high) are 95 %: over seeds by Student's t; of one seed, or "
@@ -222,59 +219,90 @@ def detail_table(study: Study) -> Table:
             "the larger of the bootstrap's and of a test by swapping the sides of the examples "
             "that differ, by Holm over a row's tasks."
         )
-    return Table.of(title, found, _DETAIL, notes)
+    return Table.of(title, [_numbers(study, *cell) for cell in cells], _DETAIL, notes)
 
 
 def long_table(study: Study) -> Table:
     """Return a row for each row and task with all numbers, unrounded in CSV."""
-    rows = [_numbers(study, row, column) for row in study.rows for column in study.columns]
+    rows = [_numbers(study, *cell) for cell in product(study.rows, study.columns)]
     cells = [[Cell.of(value) for value in row.values()] for row in rows]
     return Table(study.group.title, _LONG, cells)
 
 
 _DETAIL = {  # how each number is shown
-    **{"row": "", "task": "", "value": ".1f", "sd": ".1f", "low": ".1f", "high": ".1f"},
-    **{"difference": "+.1f", "difference_low": "+.1f", "difference_high": "+.1f", "p": ".2g"},
-    **{"seeds_better": "", "verdict": ""},
+    "row": "",
+    "task": "",
+    "value": ".1f",
+    "sd": ".1f",
+    "low": ".1f",
+    "high": ".1f",
+    "difference": "+.1f",
+    "difference_low": "+.1f",
+    "difference_high": "+.1f",
+    "p": ".2g",
+    "seeds_better": "",
+    "verdict": "",
 }
 _LONG = (
-    *("table", "row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd", "low"),
-    *("high", "baseline", "difference", "difference_low", "difference_high", "p", "seeds_better"),
-    *("verdict", "paper"),
+    "table",
+    "row",
+    "task",
+    "metric",
+    "n",
+    "seeds",
+    "missing_seeds",
+    "value",
+    "sd",
+    "low",
+    "high",
+    "baseline",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p",
+    "seeds_better",
+    "verdict",
+    "paper",
 )
 
 
 def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     """Return all numbers of a row and column in percent; p-values as they are."""
     result = study.results.get((row, column))
-    found = study.comparisons.get((row, column))
+    comparison = study.comparisons.get((row, column))
     numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
-    numbers |= {"table": study.group.title, "row": row, "task": column}
-    numbers["value"] = _absent(study, row, column)
-    numbers["paper"] = study.paper.get((row, column))
+    numbers |= {
+        "table": study.group.title,
+        "row": row,
+        "task": column,
+        "value": _absent(study, row, column),
+        "paper": study.paper.get((row, column)),
+    }
     if result is not None:
-        run = result.runs[0] if result.runs else None
+        seeds = " ".join(str(run.seed) for run in result.runs)
+        low, high = result.interval
+        if result.runs:
+            numbers |= {"metric": result.runs[0].metric, "n": str(result.runs[0].n)}
         numbers |= {
-            "metric": None if run is None else run.metric,
-            "n": None if run is None else str(run.n),
-            "seeds": " ".join(str(run.seed) for run in result.runs) or str(len(result.values)),
-            "missing_seeds": " ".join(str(seed) for seed in result.missing),
+            "seeds": seeds or str(len(result.values)),
+            "missing_seeds": " ".join(map(str, result.missing)),
             "value": 100 * result.mean,
             "sd": None if result.sd is None else 100 * result.sd,
-            "low": 100 * result.interval[0],
-            "high": 100 * result.interval[1],
+            "low": 100 * low,
+            "high": 100 * high,
         }
     if row == study.baseline:
         numbers["verdict"] = "baseline"
-    elif found is not None:
+    elif comparison is not None:
+        low, high = comparison.gap.interval
         numbers |= {
             "baseline": study.baseline,
-            "difference": 100 * found.gap.difference,
-            "difference_low": 100 * found.gap.interval[0],
-            "difference_high": 100 * found.gap.interval[1],
-            "p": found.p,
-            "seeds_better": f"{found.better} of {found.shared}",
-            "verdict": found.verdict,
+            "difference": 100 * comparison.gap.difference,
+            "difference_low": 100 * low,
+            "difference_high": 100 * high,
+            "p": comparison.p,
+            "seeds_better": f"{comparison.better} of {comparison.shared}",
+            "verdict": comparison.verdict,
         }
     return numbers
 
@@ -303,7 +331,7 @@ def draw_study(study: Study) -> "Figure":
     from matplotlib.figure import Figure
 
     width = min(len(study.columns), 3)
-    height = -(-len(study.columns) // width)
+    height = math.ceil(len(study.columns) / width)
     tall = 2.8 if number_axis(study) else 0.6 + 0.35 * len(study.rows)
     figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
     for number, column in enumerate(study.columns, 1):
@@ -324,39 +352,39 @@ def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     if along is not None:
         rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
 
-    def draw(values: Sequence[float], places: Sequence[int], marks: str, **how: Any) -> None:
-        sides = (values, places) if along is None else (places, values)
-        axes.plot(*sides, marks, color="black", **how)
+    def draw(values: Sequence[float], at: Sequence[int], marks: str, **style: Any) -> None:
+        sides = (values, at) if along is None else (at, values)
+        axes.plot(*sides, marks, color="black", **style)
 
-    everywhere = range(len(rows))
+    positions = range(len(rows))
     means = []
     paper = []
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         result = study.results.get((row, column))
         means.append(math.nan if result is None else 100 * result.mean)
         paper.append(study.paper.get((row, column), math.nan))
         if result is not None:
             # By Student's t over two seeds it can be wider than all values that there are.
-            ends = [100 * min(max(e, min(0.0, result.mean)), 1.0) for e in result.interval]
-            draw(ends, [place, place], "-", linewidth=3, alpha=0.4, zorder=0)
+            ends = [100 * min(max(end, min(0.0, result.mean)), 1.0) for end in result.interval]
+            draw(ends, [position, position], "-", linewidth=3, alpha=0.4, zorder=0)
             if len(result.runs) > 1:
                 values = [100 * run.value for run in result.runs]
-                draw(values, [place] * len(values), "o", fillstyle="none", markersize=5)
-    draw(means, everywhere, "o" if along is None else "o-")
+                draw(values, [position] * len(values), "o", fillstyle="none", markersize=5)
+    draw(means, positions, "o" if along is None else "o-")
     if not all(map(math.isnan, paper)):
-        draw(paper, everywhere, "D" if along is None else "D--", fillstyle="none", alpha=0.7)
+        draw(paper, positions, "D" if along is None else "D--", fillstyle="none", alpha=0.7)
     if along is not None:
-        axes.set_xticks(everywhere, [str(points[row][along]) for row in rows])
+        axes.set_xticks(positions, [str(points[row][along]) for row in rows])
         axes.set_xlabel(along)
     else:
-        axes.set_yticks(everywhere, [row[:28] for row in rows])
+        axes.set_yticks(positions, [row[:28] for row in rows])
         axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a run said of a query, and what it read before it; `is_right` None: not known."""
+class RunAnswer:
+    """A run's answer to a query, and what it read before it; `is_right` None: not known."""
 
     run: str
     prediction: str
@@ -366,19 +394,19 @@ class Said:
 
 @dataclass(frozen=True)
 class Sample:
-    """A query, and what each run said of it."""
+    """A query, and each run's answer to it."""
 
     task: str
     query: str
     right: str
-    answers: Sequence[Said]
+    answers: Sequence[RunAnswer]
 
     def __str__(self) -> str:
         """Show it in a terminal."""
         lines = [f"{self.task}, {self.query}", f"  right: {self.right}"]
-        for said in self.answers:
-            lines.append(f"  {said.run}: {said.prediction}")
-            lines += [f"    {text}" for text in said.read]
+        for answer in self.answers:
+            lines.append(f"  {answer.run}: {answer.prediction}")
+            lines += [f"    {text}" for text in answer.read]
         return "\n".join(lines)
 
 

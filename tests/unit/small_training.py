@@ -66,7 +66,7 @@ def classifier_of(reader, t5_dir, **changes):
 
 def lively(folder):
     """Load a reader, livelier than T5's own start, so that errors show."""
-    reader = FusionReader.from_name(str(folder))
+    reader = FusionReader.from_source(find_model(str(folder)))
     generator = torch.Generator().manual_seed(5)
     for parameter in reader.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
@@ -85,7 +85,7 @@ def train(
     kind=T5Classifier,
     device="cpu",
 ):
-    reader = reader or FusionReader.from_name(str(t5_dir))
+    reader = reader or FusionReader.from_source(find_model(str(t5_dir)))
     if dropout is not None:
         set_dropout(reader, dropout)
     classifier = kind(reader, load_tokenizer(find_model(str(t5_dir))), VERBALIZER)

@@ -12,6 +12,7 @@ from transformers import AutoModel
 
 from pgra.lm import kernels
 from pgra.lm.kernels import Cascade, attend, find_fault, packed_for, prepare_prefix
+from pgra.lm.load import find_model
 from pgra.reader.fid import FusionReader
 
 HEADS, KEY_HEADS, WIDTH, S = 4, 2, 8, 11
@@ -129,7 +130,7 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(module, t5_dirs, monkey
         return call
 
     torch.manual_seed(5)
-    decoder = FusionReader.from_name(str(t5_dirs["t5"])).eval().model.decoder
+    decoder = FusionReader.from_source(find_model(str(t5_dirs["t5"]))).eval().model.decoder
     across, width = decoder.block[1].layer[1].EncDecAttention, decoder.config.d_model
     x, hidden, encoded = torch.randn(5, 16), torch.randn(6, 2, width), torch.randn(2, 9, width)
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)

@@ -67,7 +67,7 @@ EVERY = [
 def test_every_look_up_keeps_the_contract(name, memory, encoder_dir, t5_dir):
     generator = str(t5_dir) if name == "gud-ir" else None
     encoder = str(encoder_dir) if name in ("encoder", "paraphrase", "gud-ir") else None
-    args = LookupArguments(lookup=name, encoder=encoder, generator=generator).settle()
+    args = LookupArguments(lookup=name, encoder=encoder, generator=generator).resolve()
     text = "the film is warm"
     lookup = load_lookup(args, CPU)(memory.log)
     assert lookup.find(text) == []
@@ -245,11 +245,11 @@ def test_a_damaged_vector_is_made_again_and_kept(place, bit, tmp_path_factory):
 
 def test_an_encoder_is_the_look_ups_or_is_refused():
     args = LookupArguments(encoder="bundled:minilm-l6")
-    assert args.settle().lookup == "paraphrase"
+    assert args.resolve().lookup == "paraphrase"
     family = load_family("lexical")
-    assert args.settle(family, is_encoder_shared=True).lookup == "edit"  # it is KATE's too
+    assert args.resolve(family, is_encoder_shared=True).lookup == "edit"  # it is KATE's too
     with pytest.raises(ConfigError, match="lookup 'edit' has no encoder"):
-        args.settle(family)
+        args.resolve(family)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_the_papers_rule_is_for_the_papers_families(name, lookup, key_form, gate
     own = tmp_path / "own.yaml"
     own.write_text(json.dumps({"prompt": "webquestions", "num_remembered": 8}))
     family = load_family(str(own) if name == "own" else name)
-    args = LookupArguments().settle(family)
+    args = LookupArguments().resolve(family)
     assert (args.lookup, args.key_form, args.threshold) == (lookup, key_form, gate)
-    assert LookupArguments(threshold=0.0).settle(family).threshold == 0  # given: it counts
+    assert LookupArguments(threshold=0.0).resolve(family).threshold == 0  # given: it counts
     with pytest.raises(ConfigError, match="threshold is 5: scores are from"):
-        LookupArguments(threshold=5.0).settle(family)  # a distance is no score
+        LookupArguments(threshold=5.0).resolve(family)  # a distance is no score

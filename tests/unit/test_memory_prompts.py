@@ -109,7 +109,7 @@ def test_raw_text_would_change_a_prompts_parts_and_ordinary_text_stays_as_it_was
     ordinary = "what does  `ls | wc` do? {x} \\n #1 <b>"
     shown = PAPER.write("q", more=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
     assert shown[-4:] == [ordinary, "A. 5 # 6 {x} END", "q", ""]
-    assert PAPER.as_data(text := "at the WEEKEND: 5 # 6") == text
+    assert PAPER.sanitize(text := "at the WEEKEND: 5 # 6") == text
 
 
 def test_an_output_is_cut_where_the_answer_ends():
@@ -170,7 +170,7 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     assert [step.kind for step in steps] == ["care", "cheating"]
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
-    with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'fine' is none of good, bad"):
+    with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'fine' is not one of good, bad"):
         read("ert_cat", [SITUATIONS[0], SITUATIONS[0] | {"label": "FINE"}])
     rules = [{"situation": "s", "rule_of_thumb": "b", "label": "GOOD"}]
     assert read("ert_nl", rules)[0].kind == FAMILIES["ert_nl"].kinds[0]

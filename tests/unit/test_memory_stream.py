@@ -10,14 +10,14 @@ from pgra.errors import ArtifactError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.families import Step, load_family
 from pgra.memory.lookup import EditLookup
-from pgra.memory.report import compare_methods, render_report
+from pgra.memory.report import compare_systems, group_by_title, render_report
 from pgra.memory.stream import (
     Experiment,
     GrowPrompt,
     MemPrompt,
     StreamResult,
     Variant,
-    measure,
+    measure_stream,
     play,
 )
 
@@ -77,11 +77,11 @@ def four():
 def test_measures_are_those_worked_out_by_hand(four):
     ways = zip(four, (True, False, True, False), ("", "f", "f", "f"), strict=True)
     made = [replace(s, kind="syn", understood=u, neighbors=list(used)) for s, u, used in ways]
-    measured = measure(made)
+    measured = measure_stream(made)
     assert (measured["understood"], measured["understood_by_type"]) == (0.5, {"syn": 0.5})
     assert (measured["lookups"], measured["effective"]) == (3, 1 / 3)
     made[0] = replace(made[0], num_prompt_tokens=None)  # of an endpoint that does not say
-    assert measure(made)["prompt_tokens"] is None
+    assert measure_stream(made)["prompt_tokens"] is None
 
 
 def experiment(folder, completer, **more):
@@ -135,7 +135,7 @@ def test_gaps_are_those_of_the_same_seeds(four):
         result(four, "mem", (0, 0, 0, 1), seed=1),
         result(four, "mem", (1, 1, 1, 1), seed=2),  # the other has no such seed
     ]
-    (row,) = compare_methods(results)
+    (row,) = compare_systems(group_by_title(results))
     # 3/4 - 1/4 and 1/4 - 0. Two steps, then one: the p-values 0.5 and 1 say nothing.
     assert row == ["MEM-PROMPT, p = 1 - NO-MEM", "+0.375 ± 0.177", "1"]
     text = " ".join(render_report(FAMILY, results[:4]).split())

@@ -65,8 +65,16 @@ LOADERS = {  # what is built, who loads it, and a name in all layers that are ta
     "gpt2 states": ("gpt2", states, ".h.1."),
     "opt words": ("opt-350m", words, ".layers.1."),
     "llama words": ("llama", words, "lm_head"),
-    "flan-t5 reader": ("flan-t5", lambda folder: norms(FusionReader.from_name(folder)), "lm_head"),
-    "t5 shared": ("t5", lambda folder: norms(FusionReader.from_name(folder)), "shared"),
+    "flan-t5 reader": (
+        "flan-t5",
+        lambda folder: norms(FusionReader.from_source(find_model(folder))),
+        "lm_head",
+    ),
+    "t5 shared": (
+        "t5",
+        lambda folder: norms(FusionReader.from_source(find_model(folder))),
+        "shared",
+    ),
     "t5 generator": ("t5", written, "encoder"),
     "t5 encoder": ("t5", by_t5, "encoder.block.1."),
     "bert encoder": ("bert", encode, "layer.1."),

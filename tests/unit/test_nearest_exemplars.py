@@ -8,7 +8,7 @@ from conftest import with_rerank
 
 from pgra.context import ALONE
 from pgra.encoders.encoder import Encoder
-from pgra.exemplars import METRICS, SelectionArguments
+from pgra.exemplars import VECTOR_METRICS, SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, VectorSimilarity
 from pgra.exemplars.selector import NearestExemplars
 from pgra.lm.causal_lm import CausalLM
@@ -52,7 +52,7 @@ def by_definition(metric, a, b):
     return product / np.sqrt((a**2).sum() * (b**2).sum()) if metric == "cosine" else product
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", VECTOR_METRICS)
 def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
     similarity = VectorSimilarity(neighbors, metric)
     pool = neighbors.vectors().astype(np.float64)

@@ -45,7 +45,7 @@ def labeler(t5_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "plain"
     tokenizer = load_tokenizer(find_model(str(t5_dir)))
     for seed in range(100):
-        model = FusionReader.from_name(str(t5_dir)).eval()
+        model = FusionReader.from_source(find_model(str(t5_dir))).eval()
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4

@@ -6,6 +6,7 @@ from small_training import VERBALIZER, lively, tokens
 
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost
+from pgra.lm.load import find_model
 from pgra.methods.rag import RagClassifier, RagReader, build_pooled, choose_evidence, collate_pooled
 from pgra.prompts import Verbalizer
 from pgra.reader.fid import FusionReader, pack_segments
@@ -46,7 +47,9 @@ def inputs(encoder, tokenizer):
 
 
 def open_reader(t5_dir, encoder, num_evidence):
-    return RagReader(FusionReader.from_name(str(t5_dir)).model, encoder, num_evidence).eval()
+    return RagReader(
+        FusionReader.from_source(find_model(str(t5_dir))).model, encoder, num_evidence
+    ).eval()
 
 
 def batch_of(inputs, rows=(0, 1)):
@@ -60,7 +63,7 @@ def score(reader, tokenizer, inputs):
 
 def expected_scores(t5_dir, encoder, tokenizer, inputs, num_evidence):
     """Sum p(z|x) p(y|x,z) by hand: vectors by the encoder, each evidence read by a plain reader."""
-    plain = FusionReader.from_name(str(t5_dir))
+    plain = FusionReader.from_source(find_model(str(t5_dir)))
     vectors = dict(zip(inputs.rows.tolist(), inputs.vectors, strict=True))
     found = []
     for query, line in zip(QUERIES, CANDIDATES.tolist(), strict=True):

@@ -7,6 +7,7 @@ import torch
 from small_training import classifier_of, losses, make_arguments, make_inputs, tokens, train
 from transformers import modeling_utils
 
+from pgra.lm.load import find_model
 from pgra.reader.fid import FusionReader
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
@@ -47,7 +48,7 @@ def test_bfloat16_is_near_keeps_float32_weights_and_is_what_the_reader_decides_i
     assert found == pytest.approx(plain[0], rel=0.03)
     assert found != pytest.approx(plain[0], rel=1e-6)
     assert {weight.dtype for weight in reader.state_dict().values()} == {torch.float32}
-    again = FusionReader.from_name(str(result.folder))
+    again = FusionReader.from_source(find_model(str(result.folder)))
     assert reader.is_half
     assert again.is_half
     assert scores(again) == scores(reader)

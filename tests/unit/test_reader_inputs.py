@@ -24,11 +24,11 @@ LONG = "The film is a warm and funny portrait of a family by the sea. " * 6
 def content(inputs):
     return [
         (
-            row.example_id,
+            name,
             [s.tolist() for s in row.segments],
             None if row.target is None else row.target.tolist(),
         )
-        for row in inputs
+        for name, row in zip(inputs.example_ids, inputs, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from small_training import (
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.errors import ModelError
+from pgra.lm.load import find_model
 from pgra.parallel import Worker
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
@@ -44,10 +45,10 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
 
 
 def test_no_step_leaves_the_reader_as_it_is(t5_dir, tmp_path):
-    before = FusionReader.from_name(str(t5_dir)).state_dict()
+    before = FusionReader.from_source(find_model(str(t5_dir))).state_dict()
     for steps in (0, 1):
         _, result = train(t5_dir, make_arguments(tmp_path / str(steps), max_steps=steps))
-        written = FusionReader.from_name(str(result.folder)).state_dict()
+        written = FusionReader.from_source(find_model(str(result.folder))).state_dict()
         assert all(torch.equal(written[n], w) for n, w in before.items()) == (steps == 0)
         assert (result.steps, result.best_step) == (steps, steps or None)
         assert len(losses(tmp_path / str(steps))) == steps
@@ -88,7 +89,7 @@ def test_a_loss_that_is_nan_stops_and_names_the_last_good_checkpoint(t5_dir, tmp
 
 
 def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
-    reader = FusionReader.from_name(str(t5_dir))
+    reader = FusionReader.from_source(find_model(str(t5_dir)))
 
     def spoil():  # after the third loss is computed: nothing else would tell
         reader.model.decoder.final_layer_norm.weight.register_hook(lambda g: g * float("nan"))
@@ -110,7 +111,7 @@ def test_a_tracker_gets_the_log(t5_dir, tmp_path):
 @pytest.mark.gpu
 def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
     """Its position bias too, which cuDNN's attention would give no gradient."""
-    before = FusionReader.from_name(str(t5_dir)).model
+    before = FusionReader.from_source(find_model(str(t5_dir))).model
     arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, bf16=True)
     reader, _ = train(t5_dir, arguments, device="cuda")
     assert reader.device.type == "cuda"

@@ -20,7 +20,7 @@ def agree():
     stopper = Stopper(world=2, minutes=1e-9 if rank == 1 else None)
     context = join_context("cpu")
     context.barrier()
-    return stopper.agreed(has_more=True), gather([rank, str(rank)], context.worker)
+    return stopper.stop_code(has_more=True), gather([rank, str(rank)], context.worker)
 
 
 def test_a_signal_is_heard_only_meanwhile():
@@ -28,11 +28,11 @@ def test_a_signal_is_heard_only_meanwhile():
     stopper = Stopper()
     with stopper.listening():
         signal_self(signal.SIGTERM)()
-        assert (stopper.code, stopper.agreed(has_more=True)) == (143, 143)
+        assert (stopper.code, stopper.stop_code(has_more=True)) == (143, 143)
     assert signal.getsignal(signal.SIGTERM) == before
-    assert Stopper(minutes=60).agreed(has_more=True) == 0
+    assert Stopper(minutes=60).stop_code(has_more=True) == 0
     out_of_time = Stopper(minutes=1e-9)
-    assert [out_of_time.agreed(has_more=more) for more in (True, False)] == [124, 0]
+    assert [out_of_time.stop_code(has_more=more) for more in (True, False)] == [124, 0]
     several = Stopper(world=2)
     with several.listening():  # what a launcher passes on is one signal
         signal_self(signal.SIGTERM)()

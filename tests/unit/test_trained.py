@@ -63,7 +63,10 @@ def chances(found):
 
 def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_made_of(made, reader):
     assert read_record(made) == read_record(made.parent) == reader.record == RECORD
-    model, tokenizer = FusionReader.from_name(str(made)), load_tokenizer(find_model(str(made)))
+    model, tokenizer = (
+        FusionReader.from_source(find_model(str(made))),
+        load_tokenizer(find_model(str(made))),
+    )
     fields = [{"text": "the red sea", "title": ""}, QUERIES[1], {"text": QUERIES[2], "title": ""}]
     examples = [Example(f"query-{i}", f) for i, f in enumerate(fields)]
     verbalizer = RECORD.verbalizer
