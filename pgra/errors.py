@@ -30,7 +30,6 @@ _EXTRAS = {  # what brings a package that is imported when it is needed; all oth
     "mcp": ("mcp",),
     "openai": ("openai",),
     "trec": ("ir_measures",),
-    "ray": ("ray",),
     "demo": ("gensim", "gguf", "onnx"),
     "integrations": ("langchain_core", "llama_index"),
 }

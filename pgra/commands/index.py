@@ -1,9 +1,7 @@
 """The first stage's index and its search: `pgra index`, `pgra search`."""
 
-import logging
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -40,11 +38,6 @@ class BuildArguments(Arguments):
 class WorkArguments(Arguments):
     """Who shares the work, without `accelerate launch`."""
 
-    engine: str = arg(
-        "local",
-        "Who does the work: local, or ray (a cluster that shares the folders; else this machine).",
-        choices=("local", "ray"),
-    )
     shard: str | None = arg(
         None,
         "I/N: encode or read what part I, from 0, of N has to do, then what slow parts have left, "
@@ -52,40 +45,20 @@ class WorkArguments(Arguments):
     )
 
     def check(self) -> None:
-        if self.shard is not None and self.part is None:
-            raise ConfigError(f"--shard {self.shard!r} is no I/N, such as 0/8 to 7/8")
+        if self.shard is None:
+            return
+        check_alone("--shard")
+        rank, _, world = self.shard.partition("/")
+        is_part = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
+        if not is_part:
+            raise ConfigError(f"--shard {self.shard!r} is not I/N, such as 0/8 to 7/8")
 
-    @property
-    def part(self) -> Worker | None:
-        """The part of a job that this command is; None: the whole."""
-        rank, _, world = (self.shard or "").partition("/")
-        is_one = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
-        return Worker(int(rank), int(world)) if is_one else None
-
-
-_MAX_LOST = 5  # workers that one part may cost before it fails
-
-
-def run_by_ray(command: Callable[[list[str]], int], words: Sequence[str], device: str) -> None:
-    """Run a command's parts in a Ray cluster, one on each GPU or else CPU; errors as the command's.
-
-    A lost worker's part begins again. Workers see this folder at the same place.
-    """
-    import ray
-
-    if not ray.is_initialized():  # joins the cluster of RAY_ADDRESS, or starts one
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-    found = ray.cluster_resources()
-    has_gpus = device != "cpu" and found.get("GPU", 0) > 0
-    count = int(found.get("GPU" if has_gpus else "CPU", 1))
-    task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(_run_at)
-    asked = [[*words, "--engine=local", f"--shard={rank}/{count}"] for rank in range(count)]
-    ray.get([task.remote(Path.cwd(), command, part) for part in asked])
-
-
-def _run_at(folder: Path, command: Callable[[list[str]], int], words: list[str]) -> int:
-    os.chdir(folder)
-    return command(words)
+    def part_of(self, context: Context) -> Context:
+        """Return a command's context, as that of its part of the job."""
+        if self.shard is None:
+            return context
+        rank, world = map(int, self.shard.split("/"))
+        return replace(context, worker=Worker(rank, world, is_part=True))
 
 
 @dataclass(kw_only=True)
@@ -115,12 +88,11 @@ def build(argv: Sequence[str] | None = None) -> int:
       pgra index build --corpus sentences.txt --encoder bundled:minilm-l6
       accelerate launch --num_processes 8 -m pgra index build --corpus sentences.txt \
           --index_factory IVF4096,Flat
-      pgra index build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
+      pgra index build --corpus sentences.txt --shard 0/8 --artifacts_dir /shared/artifacts
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     runtime, corpus_args, args, own, work = parse_arguments(
         [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments, WorkArguments],
-        words,
+        argv,
         prog="pgra index build",
         unused=(*_UNUSED, "index_dir"),
         **about(build),
@@ -128,13 +100,11 @@ def build(argv: Sequence[str] | None = None) -> int:
     context = join_context(runtime.device, Path(runtime.artifacts_dir))
     cls = find_retriever(args.retriever)  # before a corpus is fetched
     quiet_libraries()
-    if work.engine == "ray":
-        run_by_ray(build, words, runtime.device)
     corpus = open_corpus(corpus_args, context.artifacts)
     request = IndexRequest(
         args=args,
         corpus=corpus,
-        context=replace(context, part=work.part),
+        context=work.part_of(context),
         output_dir=Path(own.output_dir) if own.output_dir else None,
     )
     try:

@@ -448,7 +448,7 @@ class Reranker(ScoringReranker):
 
         new = self._fill(self.query_bank, np.array(list(queries), np.int64), asked, "queries")
         new += self._fill(self.bank, wanted, passages, "passages")
-        if self.context.part is None:  # other parts may have states that it needs
+        if not self.context.worker.is_part:  # other parts may have states that it needs
             self.fitting.fit(self.bank, self.query_bank)
         return new
 

@@ -52,7 +52,7 @@ from pgra.data.read import fetch_folder, push_folder
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
-from pgra.parallel import run_overlapped
+from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
 from pgra.retrieval.base import (
     INDEXES,
@@ -337,7 +337,7 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     if not is_finished(folder):
         empty_index(args.index_factory, encoder.width, len(corpus))
     found = _find_whole(folder, fields)
-    is_sole = context.is_main and context.part is None
+    is_sole = context.is_main and not context.worker.is_part
     with lock_folder(folder, wait=True) if not found and is_sole else nullcontext():
         context.barrier()  # the main process has the folder: what all see now is the same
         found = found or _find_whole(folder, fields)
@@ -367,36 +367,37 @@ def _build(
 ) -> BuiltIndex:
     """Encode what is missing, write the FAISS index, and the manifest last.
 
-    Processes share the shards; the main one makes the FAISS index. This job holds the folder's
-    lock, unless it is a part, which ends with its shards.
+    Workers share the shards; the main one makes the FAISS index. This job holds the folder's lock,
+    unless it is a part, which ends with its shards.
     """
     args = request.args
     corpus = request.corpus
     context = request.context
     began = time.monotonic()
     shards = plan_shards(folder, len(corpus), args.shard_rows)
-    kept = {part for shard in shards for part in (shard.path, shard.record_path)}
-    made_of = vectors_digest(corpus.fingerprint, encoder)
-    mine = context.worker.share(shards)
+    made_of = digest({**corpus.fingerprint, **encoder.fingerprint})
+    is_part = context.worker.is_part
     if context.is_main:
-        if is_finished(folder) and context.part is None:  # but damaged: what is whole is reused
+        if is_finished(folder) and not is_part:  # but damaged: what is whole is reused
             set_aside(folder / MANIFEST, f"{folder} is not whole")
         refuse_strangers(folder, (*_FILES, "*.damaged"))
+        planned = {shard.path for shard in shards} | {shard.record_path for shard in shards}
         for pattern in _FILES:  # of another plan, or of a job stopped before its manifest
-            for path in set(folder.glob(pattern)) - kept:
+            for path in set(folder.glob(pattern)) - planned:
                 path.unlink(missing_ok=True)  # another part's doing
         take_over_shards(shards, made_of, request.context.artifacts / INDEXES)
-        # Parts leave it to the last command to compare all bytes.
-        missing = {s for s in shards if not s.is_done(made_of, compare=context.part is None)}
+        for shard in shards:  # parts leave it to the last command to compare all bytes
+            is_there = shard.record_path.exists()
+            if is_there and not shard.is_done(made_of, compare=not is_part):
+                shard.record_path.unlink(missing_ok=True)
+    context.barrier()  # tidied: a shard is done where its record is there
+    missing = [shard for shard in shards if not shard.record_path.exists()]
+    if context.is_main:
         logger.info("%s of %s shards already there", len(shards) - len(missing), len(shards))
-        context.barrier()  # tidied, and counted before others write
-    else:
-        context.barrier()
-        missing = {shard for shard in mine if not shard.is_done(made_of)}
-    mine = [shard for shard in mine if shard in missing]
-    encode_shards(mine, corpus, encoder, made_of=made_of, context=context)
-    if context.part is not None:
-        num_left = sum(not shard.is_done(made_of, compare=False) for shard in mine)
+    context.barrier()  # all have looked before one of them writes
+    encode_shards(missing, corpus, encoder, made_of=made_of, context=context)
+    if is_part:
+        num_left = sum(not shard.record_path.exists() for shard in missing)
         raise PartDone(f"{folder}: {num_left} of {len(shards)} shards are still with other parts")
     context.barrier()  # all encoded
     if context.is_main:
@@ -428,8 +429,8 @@ def _build(
 
 # A corpus' vectors on disk: float16 shards, each with a record, made by all who share the work.
 #
-# A shard is done when its record, written last, is there, names the same vectors, and its checksum
-# matches. Anything else is computed again.
+# A shard is done when its record, written last, is there. A job first deletes records that do not
+# name the same vectors, or whose checksum does not match.
 
 
 @dataclass(frozen=True)
@@ -449,11 +450,6 @@ class Shard:
     @property
     def record_path(self) -> Path:
         return self.path.with_suffix(".json")
-
-    @property
-    def taken_path(self) -> Path:
-        """What a part of a job makes to take it."""
-        return self.folder / f".{self.path.stem}.taken.partial"
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -482,11 +478,6 @@ def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
     ]
 
 
-def vectors_digest(corpus_fields: Mapping[str, Json], encoder: Encoder) -> str:
-    """Return the digest of all that determines a shard's vectors, besides its rows."""
-    return digest({**corpus_fields, **encoder.fingerprint})
-
-
 def take_over_shards(shards: Sequence[Shard], made_of: str, home: Path) -> None:
     """Reuse the same vectors (`made_of`) of other indexes in `home`, such as another factory's.
 
@@ -511,9 +502,10 @@ def _link_or_copy(source: Path, target: Path) -> None:
 def encode_shards(
     shards: Sequence[Shard], corpus: Corpus, encoder: Encoder, *, made_of: str, context: Context
 ) -> None:
-    """Encode these shards and write each with its record; reading, encoding and writing overlap.
+    """Encode the shards that this worker claims, and write each with its record.
 
-    A part of a job encodes those that it takes.
+    Reading, encoding and writing overlap. `made_of` is the digest of all that determines vectors,
+    besides their rows.
 
     Raises:
         ModelError: If a vector is not finite, in float32 or in float16.
@@ -538,17 +530,14 @@ def encode_shards(
             "files": record_files(shard.folder, [shard.path.name]),
         }
         write_sealed(shard.record_path, record)
-        shard.taken_path.unlink(missing_ok=True)
+        claim_path(shard.record_path).unlink(missing_ok=True)
 
-    total = sum(map(len, shards))
+    claimed = context.worker.claim(shards, lambda shard: shard.record_path)
+    total = sum(map(len, context.worker.share(shards)))
     is_quiet = not (context.shows_progress and shards)
-    taken: Iterable[Shard] = shards
-    if context.part is not None:
-        is_there = partial(Shard.is_done, made_of=made_of, compare=False)
-        taken = context.part.take(shards, lambda shard: shard.taken_path, is_there)
     with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
         begin = partial(encoder.begin, in_half=True, advance=bar.update)
-        run_overlapped(taken, prepare, begin, keep=keep)
+        run_overlapped(claimed, prepare, begin, keep=keep)
 
 
 def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
