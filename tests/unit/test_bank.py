@@ -11,7 +11,7 @@ import torch
 from conftest import contents
 
 from pgra.artifacts import Inputs
-from pgra.commands.train import verify
+from pgra.commands.verify import main as verify
 from pgra.context import Context
 from pgra.errors import ArtifactError, DamageError, ModelError
 from pgra.parallel import Worker, claim_path

@@ -1,19 +1,15 @@
-"""Lists of tasks, data and models, a task's check, claims: `pgra list`, `task`, `claims`."""
+"""`pgra task`: one task, checked and shown."""
 
-import importlib.util
 import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import Path
 from statistics import fmean
 
 from pgra.commands.common import about, say
 from pgra.config import arg, parse_arguments
-from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled, install_command
-from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments, open_named, read_split
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
@@ -34,72 +30,6 @@ _EVIDENCE = "(a passage of the corpus)"
 _OWN = "own"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """List the tasks, and the models and data that come inside packages.
-
-    Example:
-      pgra list
-    """
-    parse_arguments([], argv, prog="pgra list", **about(main))
-    lines = ["tasks, for --task:"]
-    for task in map(Task.load, Task.names()):
-        own = f"hub: {task.hub.id}" if task.hub else "give files"
-        lines.append(f"  {task.name:<24} {', '.join(task.labels)} ({task.metric}; {own})")
-    lines.append("tasks whose answers are written, for pgra icl:")
-    for written in map(GenerationTask.load, GenerationTask.names()):
-        inputs = ", ".join(written.inputs)
-        metrics = ", ".join(written.metrics)
-        lines.append(f"  {written.name:<24} {inputs} ({metrics})")
-    inside = [*BUNDLED_DATA.values(), *BUNDLED_MODELS.values()]
-    lines += [
-        "A task of your own is one YAML: give its path to --task, and its files (jsonl, csv, tsv).",
-        "data inside packages, for --dataset_name (task) and --corpus (corpus):",
-        *map(_describe, BUNDLED_DATA.values()),
-        "A corpus may also be a file with a passage a line, or DATASET/FILE of the hub.",
-        "models inside packages, for --encoder, --lm and --reader:",
-        *map(_describe, BUNDLED_MODELS.values()),
-        "Any hub id or local folder with safetensors works in their place.",
-        f"To install all that is bundled: {install_command(inside[0])}",
-    ]
-    say("\n".join(lines))
-    return 0
-
-
-def claims(argv: Sequence[str] | None = None) -> int:
-    r"""Make true and false claims of a corpus, a task in which evidence must help.
-
-    Example:
-      pgra claims --corpus bundled:wikipedia-19k --num_train 200 --num_test 400 \
-          --output_dir claims
-      pgra train --task claims --dataset_name claims --corpus claims/corpus.txt \
-          --segment_order evidence_first
-
-    A claim is a sentence of 10 to 24 words that holds one year, number or entity, kept or changed,
-    with some of its other words left out. The same arguments give the same claims.
-    """
-    from pgra.data.claims import ClaimsArguments, make_claims
-    from pgra.data.corpus import open_corpus
-
-    args, corpus_args = parse_arguments(
-        [ClaimsArguments, CorpusArguments], argv, prog="pgra claims", **about(claims)
-    )
-    made = make_claims(open_corpus(corpus_args, Path(args.artifacts_dir)), args)
-    counts = ", ".join(f"{count:,} {name}" for name, count in made.manifest.counts.items())
-    say(f"{made.folder}{' (already there)' if made.reused else ''}: {counts}")
-    return 0
-
-
-def _describe(entry: Bundled) -> str:
-    is_there = importlib.util.find_spec(entry.module) is not None
-    state = "installed" if is_there else "not installed"
-    name = f"bundled:{entry.name}"
-    head = f"  {name:<24} {entry.kind}: {entry.about} ({entry.licence}; {state})"
-    return f"{head}\n    {entry.note}".rstrip()
-
-
-# One task, checked and shown.
-
-
 @dataclass(kw_only=True)
 class TaskArguments(DataArguments):
     """Which task, which rows, and how they are shown."""
@@ -107,7 +37,7 @@ class TaskArguments(DataArguments):
     num_exemplars: int = arg(2, "Labelled examples in the prompts that are shown.", least=0)
 
 
-def task(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Check tasks' YAMLs and files, and show two rows of each as the LM and the reader see them.
 
     Examples:
@@ -122,7 +52,7 @@ def task(argv: Sequence[str] | None = None) -> int:
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     for own in [[f"--task={name}"] for name in names] or [[]]:
         flags = [*own, *words[len(names) :]]
-        texts = {"prog": "pgra task NAME ...", "unused": _UNUSED, **about(task)}
+        texts = {"prog": "pgra task NAME ...", "unused": _UNUSED, **about(main)}
         (args,) = parse_arguments([TaskArguments], flags, **texts)
         if args.task is None:
             raise ConfigError("name the task or its YAML: pgra task my_task.yaml")
