@@ -177,20 +177,25 @@ def as_query(name: str, text: Any) -> str:
     return stripped
 
 
-def read_queries(queries: Any, inputs: Sequence[str]) -> list[Example]:
+def read_queries(
+    queries: Any, inputs: Sequence[str], columns: Mapping[str, str] | None = None
+) -> list[Example]:
     """Return a query, or each of several, as the inputs of a task, stripped.
 
-    A text is the first input, and others are blank, as of a passage. Other keys of a mapping are
-    ignored.
+    A text is the first input, and others are blank, as of a passage. `columns` are other keys of a
+    mapping by input; what is neither is ignored.
 
     Raises:
-        DataError: If a query lacks an input, is blank, or holds what is no text.
+        DataError: If a query lacks an input, is blank, or holds something that is not text.
     """
     listed = [queries] if is_query(queries) else as_list("queries", queries, "a text, or a list")
     examples = []
     for number, query in enumerate(listed):
         name = f"query {number}"
         fields = query.fields if isinstance(query, Example) else query
+        if isinstance(query, Mapping) and columns:
+            renamed = {name: query[key] for name, key in columns.items() if key in query}
+            fields = {**query, **renamed}
         if isinstance(query, str):
             fields = {**dict.fromkeys(inputs, ""), inputs[0]: query}
         if not isinstance(fields, Mapping) or not {*inputs} <= {*fields}:

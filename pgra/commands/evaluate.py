@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra evaluate --run runs/sst2-pgra-seed42
       pgra evaluate --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
     """
-    (args,) = parse_arguments(
-        [EvaluateArguments], argv, prog="pgra evaluate", **common.about(main)
-    )
+    (args,) = parse_arguments([EvaluateArguments], argv, prog="pgra evaluate", **common.about(main))
     common.quiet_libraries()
     from pgra.context import join_context
     from pgra.runs import evaluate_run

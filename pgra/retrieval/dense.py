@@ -71,7 +71,7 @@ from pgra.retrieval.faiss import (
     build_faiss,
     empty_index,
     is_lossy,
-    nearest,
+    search_index,
 )
 from pgra.types import MISSING_ROW, Candidates, Hit, Json, check_count, is_query, read_queries
 
@@ -283,7 +283,7 @@ class Index(Retriever):
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
             vectors = self.encoder.encode(queries[batch], is_query=True)
-            best = nearest(vectors, self._index, k)
+            best = search_index(self._index, vectors, k)
             found.rows[batch], found.scores[batch] = best.rows, best.scores
         return found
 

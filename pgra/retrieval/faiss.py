@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,42 +57,50 @@ def _choose_products(num_queries: int) -> None:
     faiss.cvar.distance_compute_blas_threshold = wanted
 
 
-def nearest(queries: Vectors, among: Any, k: int, *, device: str = "cpu") -> Candidates:
-    """Return each query's k largest inner products with a collection, (B, k), ties by row.
+Block = tuple[Rows, Any]  # rows (n,) of a collection, and their vectors (n, D)
 
-    Memory holds the queries, one block, and k hits a query. With fewer vectors than k the rest is
-    missing.
+
+def search_index(index: Any, queries: Vectors, k: int) -> Candidates:
+    """Return each query's best k in a FAISS index, or in what has its `search(queries, k)`.
+
+    Of rows whose products differ by less than float32's rounding, either may be left out.
+    """
+    _choose_products(len(queries))
+    scores, rows = index.search(queries, k)
+    return Candidates.best(rows, scores, k)
+
+
+def nearest(
+    queries: Vectors, blocks: Sequence[Block], k: int, *, device: str = "cpu"
+) -> Candidates:
+    """Return each query's k largest inner products, (B, k), ties by row at the border too.
+
+    With fewer vectors than k the rest is missing. The arguments are those of `scan`.
+    """
+    size = sum(len(rows) for rows, _ in blocks)
+    depth = min(k + 1, size)
+    while True:
+        best = scan(queries, blocks, depth, device=device)
+        is_whole = depth == size or k == 0
+        if is_whole or (best.scores[:, k - 1] > best.scores[:, -1]).all():
+            return Candidates.best(best.rows, best.scores, k)
+        depth = min(2 * depth, size)
+
+
+def scan(
+    queries: Vectors, blocks: Iterable[Block], depth: int, *, device: str = "cpu"
+) -> Candidates:
+    """Return each query's largest inner products, (B, depth), in one pass over blocks.
+
+    Memory holds the queries, one block, and the hits. Of rows whose products differ by less than
+    float32's rounding, either may be left out at the border.
 
     Args:
         queries: (B, D) float32, finite.
-        among: The collection: vectors (n, D); or blocks, rows (n,) with their vectors (n, D), in
-            any order, each row once; or a FAISS index, or what has its `search(queries, k)`. Of
-            vectors and of a list of blocks ties at the border go by row too; elsewhere, of rows
-            whose products differ by less than float32's rounding, either may be left out.
-        k: Hits a query.
-        device: What multiplies blocks: "cpu", "cuda", "cuda:1", ...
+        blocks: The collection, in any order, each row once.
+        depth: Hits a query; missing ones where there are fewer vectors.
+        device: What multiplies: "cpu", "cuda", "cuda:1", ...
     """
-    if hasattr(among, "search"):
-        _choose_products(len(queries))
-        scores, rows = among.search(queries, k)
-        return Candidates.best(rows, scores, k)
-    if isinstance(among, np.ndarray):
-        among = [(np.arange(len(among)), among)]
-    if not isinstance(among, list):
-        return _best_of_blocks(queries, among, k, device)
-    size = sum(len(rows) for rows, _ in among)
-    fetched = min(k + 1, size)
-    while True:
-        found = _best_of_blocks(queries, among, fetched, device)
-        is_whole = fetched == size or k == 0
-        if is_whole or (found.scores[:, k - 1] > found.scores[:, -1]).all():
-            return Candidates.best(found.rows, found.scores, k)
-        fetched = min(2 * fetched, size)
-
-
-def _best_of_blocks(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Any]], depth: int, device: str
-) -> Candidates:
     # On a CPU FAISS looks at the products while they are in the cache, where torch and numpy write
     # them all out before they choose. faiss-cpu cannot use a GPU; torch can.
     search = _search_by_faiss if device == "cpu" else _search_by_torch
@@ -101,7 +109,7 @@ def _best_of_blocks(
 
 
 def _search_by_faiss(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, _device: str
+    queries: Vectors, blocks: Iterable[Block], depth: int, _device: str
 ) -> tuple[Rows, Vectors]:
     import faiss
 
@@ -115,7 +123,7 @@ def _search_by_faiss(
 
 
 def _search_by_torch(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Any]], depth: int, device: str
+    queries: Vectors, blocks: Iterable[Block], depth: int, device: str
 ) -> tuple[Rows, Vectors]:
     """Select by products in the blocks' dtype; score a few more than asked for in float32."""
     import torch
@@ -171,14 +179,14 @@ class VectorSource:
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
         if self.device == "cpu":
-            blocks: Iterable[tuple[Rows, Any]] = numbered(self.blocks())
+            blocks: Iterable[Block] = numbered(self.blocks())
         else:
             blocks = self._held or numbered(self.halves())
-        best = _best_of_blocks(queries, blocks, k, self.device)
+        best = scan(queries, blocks, k, device=self.device)
         return best.scores, best.rows
 
     @cached_property
-    def _held(self) -> list[tuple[Rows, Any]]:
+    def _held(self) -> list[Block]:
         """The float16 vectors on the GPU, in large blocks; none where they do not fit."""
         import torch
 
@@ -191,7 +199,7 @@ class VectorSource:
         return list(numbered(torch.split(whole, _GPU_ROWS)))
 
 
-def numbered(blocks: Iterable[Any]) -> Iterator[tuple[Rows, Any]]:
+def numbered(blocks: Iterable[Any]) -> Iterator[Block]:
     """Yield blocks of vectors with their rows, from 0."""
     start = 0
     for block in blocks:
@@ -212,7 +220,7 @@ _LAST_VALUE = 1024
 
 def measure_recall(index: Any, queries: Vectors, neighbors: Rows) -> float:
     """Return the share of the true neighbors (n, K) that an index finds among as many."""
-    found = nearest(queries, index, neighbors.shape[1]).rows
+    found = search_index(index, queries, neighbors.shape[1]).rows
     pairs = zip(found, neighbors, strict=True)
     num_found = sum(len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs)
     return round(num_found / neighbors.size, 4)
@@ -389,7 +397,7 @@ def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str,
     if rescore_factor:
         searched = Rescored(index, source.read, factor=rescore_factor)
     vectors = source.read(_draw_rows(source.num_rows, 2 * SAMPLE))
-    true = nearest(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
+    true = scan(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
     setting = tune_search(index, lambda: measure_recall(searched, vectors[::2], true[::2]))
     others = slice(1 if len(vectors) > 1 else 0, None, 2)
     return {

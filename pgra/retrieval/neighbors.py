@@ -270,4 +270,7 @@ class Neighbors:
 
         A query in the collection is its own nearest: `LeakGuard` excludes it.
         """
-        return nearest(self.encoder.encode_examples(queries), self.vectors(context), k)
+        vectors = self.vectors(context)
+        return nearest(
+            self.encoder.encode_examples(queries), [(np.arange(len(vectors)), vectors)], k
+        )

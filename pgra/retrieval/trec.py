@@ -16,8 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from pgra.artifacts import Inputs, digest, file_checksum, write_aside
-from pgra.config import Arguments as _Arguments
-from pgra.config import arg
+from pgra.config import Arguments, arg
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
@@ -32,7 +31,7 @@ _ID_HEADER = re.compile(r"\W*(_*id|(q|query|topic)[\W_]*(id|num|number)|query|to
 
 
 @dataclass(kw_only=True)
-class RunFileArguments(_Arguments):
+class RunFileArguments(Arguments):
     """Which queries a run file is of."""
 
     GROUP = "Retriever"
@@ -230,7 +229,7 @@ NUM_CANDIDATES = 100  # passages of a query in a run, by default
 
 
 @dataclass(kw_only=True)
-class QueryFileArguments(_Arguments):
+class QueryFileArguments(Arguments):
     """Queries of a file, and what becomes of what is found."""
 
     queries: str | None = arg(
@@ -311,7 +310,7 @@ class RunRetriever(Retriever):
     refused. Queries with fewer candidates than are asked for end in missing ones; ties go by row.
     """
 
-    Arguments = RunFileArguments
+    options_class = RunFileArguments
 
     def __init__(
         self,
