@@ -22,7 +22,7 @@ from pgra.errors import (
     visible,
 )
 
-Main = Callable[[Sequence[str] | None], int]
+Main = Callable[[Sequence[str]], int]
 
 _NUM_KERNELS = "128"  # an LM's forward has a handful of shapes, the same in all layers
 _MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
-def dispatch(words: Sequence[str] | None) -> int:
+def dispatch(words: Sequence[str]) -> int:
     """Call the command that the first word names."""
     if not words or wants_help(words[:1]):
         HelpParser(

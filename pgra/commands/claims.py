@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pgra.commands.common import about, say
-from pgra.config import parse_arguments
+from pgra.commands.common import parse, say
 from pgra.data.corpus import CorpusArguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     r"""Make true and false claims of a corpus, a task in which evidence must help.
 
     Example:
@@ -23,10 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.data.claims import ClaimsArguments, make_claims
     from pgra.data.corpus import open_corpus
 
-    args, corpus_args = parse_arguments(
-        [ClaimsArguments, CorpusArguments], argv, prog="pgra claims", **about(main)
-    )
-    made = make_claims(open_corpus(corpus_args, Path(args.artifacts_dir)), args)
-    counts = ", ".join(f"{count:,} {name}" for name, count in made.manifest.counts.items())
-    say(f"{made.folder}{' (already there)' if made.reused else ''}: {counts}")
+    args, corpus_args = parse(main, [ClaimsArguments, CorpusArguments], argv)
+    task = make_claims(open_corpus(corpus_args, Path(args.artifacts_dir)), args)
+    counts = ", ".join(f"{count:,} {name}" for name, count in task.manifest.counts.items())
+    say(f"{task.folder}{' (already there)' if task.reused else ''}: {counts}")
     return 0

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pgra.commands import common
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, arg
 from pgra.errors import ConfigError
 
 
@@ -31,26 +32,27 @@ class EvaluateArguments(Arguments):
             raise ConfigError("the run's folder has its own test set's results: give --output_dir")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Measure a finished run on its test set, or on another file.
 
     Examples:
       pgra evaluate --run runs/sst2-pgra-seed42
       pgra evaluate --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
     """
-    (args,) = parse_arguments([EvaluateArguments], argv, prog="pgra evaluate", **common.about(main))
+    (args,) = common.parse(main, [EvaluateArguments], argv)
     common.quiet_libraries()
     from pgra.context import join_context
     from pgra.runs import evaluate_run
 
-    names = ("test_file", "decode", "device", "artifacts_dir")
-    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    changes["allow_test_in_train"] = True  # to measure on what was trained on is noted
+    changes: dict[str, Any] = {"allow_test_in_train": True}  # to measure on it is noted
+    for name in ("test_file", "decode", "device", "artifacts_dir"):
+        if getattr(args, name) is not None:
+            changes[name] = getattr(args, name)
     context = join_context(args.device or "auto")
     target = None if args.output_dir is None else Path(args.output_dir)
-    measured = evaluate_run(
+    run = evaluate_run(
         Path(args.run), context, split=args.split, changes=changes, output_dir=target
     )
     if context.is_main:
-        common.say(common.show_metrics(measured))
+        common.say(common.show_metrics(run))
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pgra.commands.train import run_method
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     r"""Let a frozen LM decide queries after labelled examples (KATE).
 
     Examples:
@@ -21,5 +21,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     The same as pgra train --method kate. Vectors, neighbors and answers are kept in
     --artifacts_dir: what was stopped resumes, and another run asks only what is new.
     """
-    under = {"method": "kate", "output_dir": "runs/{task}-{method}"}
-    return run_method(argv, prog="pgra icl", command=main, under=under)
+    defaults = {"method": "kate", "output_dir": "runs/{task}-{method}"}
+    return run_method(argv, main, "pgra icl", defaults)

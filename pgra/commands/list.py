@@ -1,31 +1,28 @@
 """`pgra list`: the tasks, and the models and data that come inside packages."""
 
-import importlib.util
 from collections.abc import Sequence
+from importlib.util import find_spec
 
-from pgra.commands.common import about, say
-from pgra.config import parse_arguments
+from pgra.commands.common import parse, say
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled, install_command
 from pgra.data.tasks import GenerationTask, Task
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """List the tasks, and the models and data that come inside packages.
 
     Example:
       pgra list
     """
-    parse_arguments([], argv, prog="pgra list", **about(main))
+    parse(main, [], argv)
     lines = ["tasks, for --task:"]
     for task in map(Task.load, Task.names()):
-        own = f"hub: {task.hub.id}" if task.hub else "give files"
-        lines.append(f"  {task.name:<24} {', '.join(task.labels)} ({task.metric}; {own})")
+        files = f"hub: {task.hub.id}" if task.hub else "give files"
+        lines.append(f"  {task.name:<24} {', '.join(task.labels)} ({task.metric}; {files})")
     lines.append("tasks whose answers are written, for pgra icl:")
     for written in map(GenerationTask.load, GenerationTask.names()):
-        inputs = ", ".join(written.inputs)
         metrics = ", ".join(written.metrics)
-        lines.append(f"  {written.name:<24} {inputs} ({metrics})")
-    inside = [*BUNDLED_DATA.values(), *BUNDLED_MODELS.values()]
+        lines.append(f"  {written.name:<24} {', '.join(written.inputs)} ({metrics})")
     lines += [
         "A task of your own is one YAML: give its path to --task, and its files (jsonl, csv, tsv).",
         "data inside packages, for --dataset_name (task) and --corpus (corpus):",
@@ -34,15 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "models inside packages, for --encoder, --lm and --reader:",
         *map(_describe, BUNDLED_MODELS.values()),
         "Any hub id or local folder with safetensors works in their place.",
-        f"To install all that is bundled: {install_command(inside[0])}",
+        f"To install all that is bundled: {install_command(next(iter(BUNDLED_DATA.values())))}",
     ]
     say("\n".join(lines))
     return 0
 
 
 def _describe(entry: Bundled) -> str:
-    is_there = importlib.util.find_spec(entry.module) is not None
-    state = "installed" if is_there else "not installed"
+    state = "installed" if find_spec(entry.module) else "not installed"
     name = f"bundled:{entry.name}"
     head = f"  {name:<24} {entry.kind}: {entry.about} ({entry.licence}; {state})"
     return f"{head}\n    {entry.note}".rstrip()

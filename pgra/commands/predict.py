@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands import common
 from pgra.commands.index import TextArguments
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, arg
 from pgra.data.read import TABLES, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, visible
 
@@ -36,7 +36,7 @@ class PredictArguments(Arguments):
     artifacts_dir: str | None = arg(None, "Folder of index and bank; default: the run's.")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Decide new texts with a trained run, and show the evidence.
 
     Examples:
@@ -55,12 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     From Python, with evidence of your own:
       pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
-    texts, args = parse_arguments(
-        [TextArguments, PredictArguments],
-        common.name_leading("--text", argv),
-        prog="pgra predict",
-        **common.about(main),
-    )
+    words = common.name_leading("--text", argv)
+    texts, args = common.parse(main, [TextArguments, PredictArguments], words)
     if bool(texts.text) == bool(args.file):
         raise ConfigError("give texts (pgra predict 'a text' --run RUN) or --file FILE, not both")
     common.quiet_libraries()
@@ -70,47 +66,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     inputs = run.method.data.task.inputs
     queries = texts.text or read_queries_file(Path(args.file), inputs)
     answers = iter(run.predict([query for query in queries if query is not None]))
-    found = [None if query is None else next(answers) for query in queries]
-    if args.json:
-        rows = [None if answer is None else as_json(answer) for answer in found]
-        common.say("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
-    else:
-        texts = ["query: -" if one is None else show(one, args.num_shown) for one in found]
-        common.say(visible("\n\n".join(texts)))
+    blocks = []
+    for query in queries:
+        answer = None if query is None else next(answers)
+        if args.json:
+            row = None if answer is None else as_json(answer)
+            blocks.append(json.dumps(row, ensure_ascii=False))
+        else:
+            blocks.append("query: -" if answer is None else show(answer, args.num_shown))
+    common.say("\n".join(blocks) if args.json else visible("\n\n".join(blocks)))
     return 0
 
 
 def as_json(answer: "Answer") -> dict[str, Any]:
     """Return an answer as `predictions.jsonl` has it."""
-    fields = dict(answer.query.fields)
-    return {
-        "text": answer.text,
-        **({"fields": fields} if len(fields) > 1 else {}),
-        "prediction": answer.label,
-        "scores": dict(answer.scores),
-        "evidence": [asdict(each) for each in answer.evidence],
-        **answer.details,
-    }
+    row: dict[str, Any] = {"text": answer.text}
+    if len(answer.query.fields) > 1:
+        row["fields"] = dict(answer.query.fields)
+    row["prediction"] = answer.label
+    row["scores"] = dict(answer.scores)
+    row["evidence"] = list(map(asdict, answer.evidence))
+    return {**row, **answer.details}
 
 
 def show(answer: "Answer", num_shown: int) -> str:
     """Lay out an answer for a person."""
     best = sorted(answer.scores.items(), key=lambda item: -item[1])
     scores = ", ".join(f"{name} {score:.3f}" for name, score in best)
-    lines = [f"query: {answer.text}", f"label: {answer.label}"]
-    lines[1] += f"  (probabilities: {scores})" if scores else ""
+    label = f"label: {answer.label}"
+    lines = [f"query: {answer.text}", f"{label}  (probabilities: {scores})" if scores else label]
     exemplars = answer.exemplars[:num_shown]
     evidence = answer.evidence[:num_shown]
     if exemplars:
         number = len(answer.exemplars)
         lines.append(f"exemplars, {len(exemplars)} of {number}, in the prompt's order:")
-        lines += [f"  {shown.label}: {shown.text}" for shown in exemplars]
+        lines += [f"  {example.label}: {example.text}" for example in exemplars]
     if evidence:
         lines.append(f"evidence, {len(evidence)} of {len(answer.evidence)}, best first:")
         lines.append("  stage-1 rank    score  stage-2 score  passage")
-    for line in evidence:
-        head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}"
-        lines.append(f"{head}  {line.text}")
+    for passage in evidence:
+        head = f"  {passage.stage1_rank:>12}{passage.stage1_score:>9.3f}{passage.score:>15.3f}"
+        lines.append(f"{head}  {passage.text}")
     return "\n".join(lines)
 
 
@@ -125,7 +121,7 @@ def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[s
     """
     queries: list[str | Mapping[str, str] | None] = []
     if check_file(path, ("txt", *TABLES)) == "txt":
-        queries += [text for line in read_lines(path) if (text := line.strip())]
+        queries += filter(None, map(str.strip, read_lines(path)))
     else:
         for record in read_table(path):
             fields = {name: record.text(name) for name in inputs}

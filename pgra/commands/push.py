@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.commands import common
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, arg
 
 
 @dataclass(kw_only=True)
@@ -19,7 +19,7 @@ class PushArguments(Arguments):
     hub_private_repo: bool = arg(False, "Make a new repository private; default: as the hub does.")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Put a finished run's reader on the hub, with its model card.
 
     Example:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     The reader's folder is uploaded with its model card (README.md); checkpoints are not. The token
     is HF_TOKEN, or your login's.
     """
-    (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **common.about(main))
+    (args,) = common.parse(main, [PushArguments], argv)
     common.quiet_libraries()
     from pgra.run_folder import push_run
 

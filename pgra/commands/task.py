@@ -1,15 +1,14 @@
 """`pgra task`: one task, checked and shown."""
 
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import fmean
 
-from pgra.commands.common import about, say
-from pgra.config import arg, parse_arguments
+from pgra.commands.common import parse, say
+from pgra.config import arg
 from pgra.data.examples import DataArguments, open_named, read_split
 from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
 from pgra.errors import ConfigError
@@ -26,8 +25,6 @@ _UNUSED = (
     "allow_test_in_train",
 )
 _NUM_SHOWN = 2
-_EVIDENCE = "(a passage of the corpus)"
-_OWN = "own"
 
 
 @dataclass(kw_only=True)
@@ -37,7 +34,7 @@ class TaskArguments(DataArguments):
     num_exemplars: int = arg(2, "Labelled examples in the prompts that are shown.", least=0)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Check tasks' YAMLs and files, and show two rows of each as the LM and the reader see them.
 
     Examples:
@@ -48,12 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Every row of the files that are named is read; own is the task's data set on the hub. Without
     any, the YAML is checked.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     names = list(takewhile(lambda word: not word.startswith("-"), words))
-    for own in [[f"--task={name}"] for name in names] or [[]]:
-        flags = [*own, *words[len(names) :]]
-        texts = {"prog": "pgra task NAME ...", "unused": _UNUSED, **about(main)}
-        (args,) = parse_arguments([TaskArguments], flags, **texts)
+    flags = list(words[len(names) :])
+    for named in [[f"--task={name}", *flags] for name in names] or [flags]:
+        (args,) = parse(main, [TaskArguments], named, "pgra task NAME ...", unused=_UNUSED)
         if args.task is None:
             raise ConfigError("name the task or its YAML: pgra task my_task.yaml")
         _check(args)
@@ -63,27 +58,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: TaskArguments) -> None:
     logging.getLogger("pgra.data").setLevel(logging.WARNING)
     task = load_any_task(str(args.task))
-    shown = list[str]()
     say(f"{args.task}: valid")
+    lines = list[str]()
     files = (args.train_file, args.validation_file, args.test_file)
     named = args.dataset_name
-    args.dataset_name = None if named == _OWN else named
+    if named == "own":
+        args.dataset_name = None
     for split, file in zip(SPLITS, files, strict=True):
         raw = open_named(task, args, split) if file or named else None
         if raw is None:
             continue
-        given = list(raw.rows)
-        raw = replace(raw, rows=given)
-        rows = read_split(task, raw, split)
-        shown = shown or list(_as_read(task, rows, args.num_exemplars))
+        records = list(raw.rows)
+        rows = read_split(task, replace(raw, rows=records), split)
+        lines = lines or list(_as_read(task, rows, args.num_exemplars))
         length = fmean(len(row.text.split()) for row in rows)
-        counts = Counter(row.label for row in rows) if isinstance(task, Task) else {}
-        of = ", ".join(f"{label} {count:,}" for label, count in counts.items())
         text = f"{split}: {len(rows):,} rows of {length:.1f} words on average"
-        say(f"{text}: {of}" if of else text)
-        if dropped := len(given) - len(rows):
+        if isinstance(task, Task):
+            counts = Counter(row.label for row in rows).items()
+            labels = ", ".join(f"{label} {count:,}" for label, count in counts)
+            text = f"{text}: {labels}"
+        say(text)
+        if dropped := len(records) - len(rows):
             say(f"  {dropped:,} rows more have no text, or a label that is left out")
-    say("\n".join(shown or ["give --train_file FILE to see rows as models see them"]))
+    say("\n".join(lines or ["give --train_file FILE to see rows as models see them"]))
 
 
 def _as_read(
@@ -97,11 +94,13 @@ def _as_read(
         style = line_format(task.frame, task.inputs)
     for row in rows[:_NUM_SHOWN]:
         yield f"\nthe LM reads ({row.id}):"
-        yield from (f"  {x}".rstrip() for x in style.write(exemplars, row.fields).splitlines())
+        prompt = style.write(exemplars, row.fields)
+        yield from (f"  {line}".rstrip() for line in prompt.splitlines())
         if isinstance(task, Task) and task.reader_template and task.verbalizer:
             query = task.reader_template.format_map(row.fields)
             words = Verbalizer(task.verbalizer, task.reader_template)
-            yield f"\nthe reader reads, for each evidence ({row.id}):\n  {query} {_EVIDENCE}"
+            yield f"\nthe reader reads, for each evidence ({row.id}):"
+            yield f"  {query} (a passage of the corpus)"
             yield f"and learns to write: {words.target_text(row.label or task.labels[0])}"
     if isinstance(task, Task) and not (task.reader_template and task.verbalizer):
         yield "\nwithout reader_template and verbalizer it is for head, knn and icl, not for a T5"

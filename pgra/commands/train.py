@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _PAPER_LM = "facebook/opt-13b"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     r"""Train a reader on a task with evidence that an LM picked, or run another method.
 
     Examples:
@@ -36,24 +36,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     may be given as flags too (--reranker none, --num_evidence 0). A stopped run resumes when the
     same command is given again.
     """
-    return run_method(argv, prog="pgra train", command=main)
+    return run_method(argv, main, "pgra train", {})
 
 
 def run_method(
-    argv: Sequence[str] | None,
-    *,
-    prog: str,
-    command: Callable[..., int],
-    under: Mapping[str, Any] | None = None,
+    words: Sequence[str], command: Callable[..., int], prog: str, defaults: Mapping[str, Any]
 ) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run a method, with each of the seeds, and show what was measured."""
     context = common.join_run(words)
     args, (series,) = common.parse_run(
         words,
         [common.SeriesArguments],
         prog=prog,
+        under=[Defaults(prog, defaults)],
         **common.about(command),
-        under=[Defaults(prog, under or {})],
     )
     from pgra.methods.base import fill_folder
     from pgra.runs import run, run_seeds
@@ -69,11 +65,11 @@ def run_method(
         _ask_for_paper_models(args)
     args = fill_folder(args)
     if series.seeds:
-        shown = common.show_seeds(run_seeds(args, series.seeds, context))
+        report = common.show_seeds(run_seeds(args, series.seeds, context))
     else:
-        shown = common.show_metrics(run(args, context))
+        report = common.show_metrics(run(args, context))
     if context.is_main:
-        common.say(shown)
+        common.say(report)
     return 0
 
 

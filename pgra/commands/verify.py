@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.commands import common
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, arg
 from pgra.errors import ArtifactError, DamageError
 
 
@@ -16,7 +16,7 @@ class VerifyArguments(Arguments):
     folders: list[str] = arg([], "Folders; they may also stand first, bare.", must_be_given=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Read every byte of artifacts and runs, and compare it with the checksums that were written.
 
     Whatever lies below a folder is looked at: indexes, corpora, banks, runs, readers, checkpoints.
@@ -28,12 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra verify artifacts/indexes/minilm-l6-0123456789ab
     """
     words = common.name_leading("--folders", argv)
-    (args,) = parse_arguments([VerifyArguments], words, prog="pgra verify", **common.about(main))
+    (args,) = common.parse(main, [VerifyArguments], words)
     from pgra.artifacts import RECORDS, find_damage, read_sealed
 
     num_records = 0
     damage = []
-    for path in sorted(path for folder in args.folders for path in Path(folder).rglob("*.json")):
+    paths: list[Path] = []
+    for folder in args.folders:
+        paths += Path(folder).rglob("*.json")
+    for path in sorted(paths):
         if not RECORDS.fullmatch(path.name):  # such as the JSON of a model
             continue
         num_records += 1
@@ -42,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except DamageError as error:
             damage.append(error.what)
         else:
-            found = find_damage(path.parent, files)
-            damage += [f"{path.parent / name} {what}" for name, what in found]
+            damage += [
+                f"{path.parent / name} {what}" for name, what in find_damage(path.parent, files)
+            ]
     where = ", ".join(args.folders)
     if not num_records:
         raise ArtifactError(f"{where} has no checksums: give artifacts, runs, or what holds some")

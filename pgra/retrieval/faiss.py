@@ -60,16 +60,6 @@ def _choose_products(num_queries: int) -> None:
 Block = tuple[Rows, Any]  # rows (n,) of a collection, and their vectors (n, D)
 
 
-def search_index(index: Any, queries: Vectors, k: int) -> Candidates:
-    """Return each query's best k in a FAISS index, or in what has its `search(queries, k)`.
-
-    Of rows whose products differ by less than float32's rounding, either may be left out.
-    """
-    _choose_products(len(queries))
-    scores, rows = index.search(queries, k)
-    return Candidates.best(rows, scores, k)
-
-
 def nearest(
     queries: Vectors, blocks: Sequence[Block], k: int, *, device: str = "cpu"
 ) -> Candidates:
@@ -128,22 +118,22 @@ def _search_by_torch(
     """Select by products in the blocks' dtype; score a few more than asked for in float32."""
     import torch
 
-    asked = torch.from_numpy(queries).to(device)
-    unit = torch.nn.functional.normalize(asked, dim=1)  # so that no product overflows float16
-    scores = torch.full((len(asked), depth), -torch.inf, device=device)
-    rows = torch.full((len(asked), depth), MISSING_ROW, device=device)
+    wide = torch.from_numpy(queries).to(device)
+    unit = torch.nn.functional.normalize(wide, dim=1)  # so that no product overflows float16
+    scores = torch.full((len(wide), depth), -torch.inf, device=device)
+    rows = torch.full((len(wide), depth), MISSING_ROW, device=device)
     for block_rows, vectors in blocks:
         block = torch.as_tensor(vectors, device=device)
         names = torch.from_numpy(block_rows).to(device)
         count = min(depth + _SPARE, len(block))
         step = max(1, _GATHERED // (count * block.shape[1]))
-        for start in range(0, len(asked), step):
-            part = slice(start, start + step)
-            places = (unit[part].to(block.dtype) @ block.T).topk(count, dim=1).indices
-            new = (asked[part, None] @ block[places].float().swapaxes(1, 2))[:, 0]
-            merged, order = torch.cat([scores[part], new], dim=1).topk(depth, dim=1)
-            scores[part] = merged
-            rows[part] = torch.cat([rows[part], names[places]], dim=1).gather(1, order)
+        for start in range(0, len(wide), step):
+            group = slice(start, start + step)
+            places = (unit[group].to(block.dtype) @ block.T).topk(count, dim=1).indices
+            new = (wide[group, None] @ block[places].float().swapaxes(1, 2))[:, 0]
+            merged, order = torch.cat([scores[group], new], dim=1).topk(depth, dim=1)
+            scores[group] = merged
+            rows[group] = torch.cat([rows[group], names[places]], dim=1).gather(1, order)
     return rows.cpu().numpy(), scores.cpu().numpy()
 
 
@@ -176,14 +166,13 @@ class VectorSource:
     def blocks(self) -> Iterator[Vectors]:
         return (block.astype(np.float32) for block in self.halves())
 
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
+    def search(self, queries: Vectors, k: int) -> Candidates:
+        """Return each query's best k, (B, k), as `scan`."""
         if self.device == "cpu":
             blocks: Iterable[Block] = numbered(self.blocks())
         else:
             blocks = self._held or numbered(self.halves())
-        best = scan(queries, blocks, k, device=self.device)
-        return best.scores, best.rows
+        return scan(queries, blocks, k, device=self.device)
 
     @cached_property
     def _held(self) -> list[Block]:
@@ -207,6 +196,57 @@ def numbered(blocks: Iterable[Any]) -> Iterator[Block]:
         start += len(block)
 
 
+# Exact scores for what a lossy index finds: its hits and more are compared again, in float16.
+
+
+# The vectors are float16's from the start; an IVF's scalar quantizer rounds differences instead.
+_LOSSLESS = re.compile(r"SQfp16|(IVF\d+(_HNSW\d+)?,)?Flat|(HNSW|NSG)\d+(,Flat)?")
+_GROUP_BYTES = 1 << 26  # of the vectors that are read at once
+
+
+def is_lossy(factory: str) -> bool:
+    """Return whether an index keeps less of a vector than float16 does.
+
+    A factory string that is not known to keep all of it counts as lossy: rescoring costs little.
+    """
+    return _LOSSLESS.fullmatch(factory) is None
+
+
+class FaissIndex:
+    """A FAISS index; with a `factor`, its hits are scored again by the vectors on disk.
+
+    `read` returns the vectors (n, D) of n rising rows; `factor` hits are taken for each one kept.
+    """
+
+    def __init__(self, index: Any, read: Callable[[Rows], Vectors], factor: int) -> None:
+        self._index = index
+        self._read = read
+        self._factor = factor
+
+    def search(self, queries: Vectors, k: int) -> Candidates:
+        """Return each query's best k, (B, k).
+
+        Of rows whose scores differ by less than float32's rounding, either may be left out.
+        """
+        _choose_products(len(queries))
+        depth = min(k * self._factor, self._index.ntotal) if self._factor else k
+        scores, rows = self._index.search(queries, depth)
+        if self._factor:
+            step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * depth))
+            for start in range(0, len(queries), step):
+                group = slice(start, start + step)
+                scores[group] = self._score(queries[group], rows[group])
+        return Candidates.best(rows, scores, k)
+
+    def _score(self, queries: Vectors, rows: Rows) -> Vectors:
+        distinct, places = np.unique(rows, return_inverse=True)
+        is_there = distinct != MISSING_ROW
+        vectors = np.zeros((len(distinct), queries.shape[1]), np.float32)
+        vectors[is_there] = self._read(distinct[is_there])
+        # (b, 1, D) by (b, D, K): each query with its own hits only.
+        return (queries[:, None] @ vectors[places.reshape(rows.shape)].swapaxes(1, 2))[:, 0]
+
+
 # How much an approximate index loses: its answers beside an exact search, on a sample.
 
 
@@ -218,12 +258,12 @@ _FIRST_VALUES = {"nprobe": 1, "efSearch": 16}
 _LAST_VALUE = 1024
 
 
-def measure_recall(index: Any, queries: Vectors, neighbors: Rows) -> float:
+def measure_recall(index: FaissIndex, queries: Vectors, neighbors: Rows) -> float:
     """Return the share of the true neighbors (n, K) that an index finds among as many."""
-    found = search_index(index, queries, neighbors.shape[1]).rows
-    pairs = zip(found, neighbors, strict=True)
-    num_found = sum(len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs)
-    return round(num_found / neighbors.size, 4)
+    hits = index.search(queries, neighbors.shape[1]).rows
+    lines = zip(neighbors, hits, strict=True)
+    num_true = sum(np.count_nonzero(np.isin(true, ours)) for true, ours in lines)
+    return round(num_true / neighbors.size, 4)
 
 
 def _draw_rows(num_rows: int, size: int) -> Rows:
@@ -249,62 +289,15 @@ def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
     else:
         return {}
     last = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE)
-    found = 0.0
+    share = 0.0
     while True:
         space.set_index_parameter(index, name, value)
-        before = found
-        found = recall()
-        is_stuck = found - before < _WORTH_IT and before > 0
-        if found >= GOOD_RECALL or is_stuck or value >= last:
+        before = share
+        share = recall()
+        is_stuck = share - before < _WORTH_IT and before > 0
+        if share >= GOOD_RECALL or is_stuck or value >= last:
             return {name: value}
         value = min(2 * value, last)
-
-
-# Exact scores for what a lossy index finds: its hits and more are compared again, in float16.
-
-
-# The vectors are float16's from the start; an IVF's scalar quantizer rounds differences instead.
-_LOSSLESS = re.compile(r"SQfp16|(IVF\d+(_HNSW\d+)?,)?Flat|(HNSW|NSG)\d+(,Flat)?")
-_GROUP_BYTES = 1 << 26  # of the vectors that are read at once
-
-
-def is_lossy(factory: str) -> bool:
-    """Return whether an index keeps less of a vector than float16 does.
-
-    A factory string that is not known to keep all of it counts as lossy: rescoring costs little.
-    """
-    return _LOSSLESS.fullmatch(factory) is None
-
-
-class Rescored:
-    """A lossy index whose hits are scored again by the vectors on disk.
-
-    `read` returns the vectors (n, D) of n rising rows; `factor` hits are taken for each one kept.
-    """
-
-    def __init__(self, index: Any, read: Callable[[Rows], Vectors], *, factor: int) -> None:
-        self._index = index
-        self._read = read
-        self._factor = factor
-
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Return scores and rows, (B, k) each, of the best of the index's k times `factor` hits."""
-        _, rows = self._index.search(queries, min(k * self._factor, self._index.ntotal))
-        step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * rows.shape[1]))
-        scores = np.full(rows.shape, -np.inf, np.float32)
-        for start in range(0, len(queries), step):
-            group = slice(start, start + step)
-            scores[group] = self._score(queries[group], rows[group])
-        best = Candidates.best(rows, scores, k)
-        return best.scores, best.rows
-
-    def _score(self, queries: Vectors, rows: Rows) -> Vectors:
-        distinct, places = np.unique(rows, return_inverse=True)
-        is_there = distinct != MISSING_ROW
-        vectors = np.zeros((len(distinct), queries.shape[1]), np.float32)
-        vectors[is_there] = self._read(distinct[is_there])
-        # (b, 1, D) by (b, D, K): each query with its own hits only.
-        return (queries[:, None] @ vectors[places.reshape(rows.shape)].swapaxes(1, 2))[:, 0]
 
 
 # An index of a corpus' vectors: made, measured, written, and opened again.
@@ -393,14 +386,10 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
 def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str, Json]:
     """Tune the search on some passages; return the recall on others."""
     logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
-    searched = index
-    if rescore_factor:
-        searched = Rescored(index, source.read, factor=rescore_factor)
+    searched = FaissIndex(index, source.read, rescore_factor)
     vectors = source.read(_draw_rows(source.num_rows, 2 * SAMPLE))
     true = scan(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
     setting = tune_search(index, lambda: measure_recall(searched, vectors[::2], true[::2]))
-    others = slice(1 if len(vectors) > 1 else 0, None, 2)
-    return {
-        "search": setting,
-        f"recall@{true.shape[1]}": measure_recall(searched, vectors[others], true[others]),
-    }
+    others = slice(min(1, len(vectors) - 1), None, 2)
+    recall = measure_recall(searched, vectors[others], true[others])
+    return {"search": setting, f"recall@{true.shape[1]}": recall}
