@@ -104,8 +104,8 @@ def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
     """Take -q and -v off; return the other words, and the level of the last, or "info"."""
     parser = HelpParser()
     add_general(parser)
-    given, words = parser.parse_known_args(same_spelling(argv))
-    return words, str(given.log_level)
+    flags, words = parser.parse_known_args(same_spelling(argv))
+    return words, str(flags.log_level)
 
 
 def _fail(message: str, *, code: int = 2) -> int:

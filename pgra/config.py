@@ -164,20 +164,19 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
     Known are the names of `table` ("module:Class" by name), the entry points that packages have in
     the group of the kind (`pgra.retrievers`, `pgra.similarities`), and any `module:Class`.
     """
-    path = table.get(name)
-    if path is None and ":" in name:
-        path = name
-    if path is None:
+    if name in table:
+        try:
+            return import_named(table[name])
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{kind} '{name}': {missing_package(error)}") from None
+    path = name
+    if ":" not in name:
         others = _installed(kind)
         choose(kind, name, [*table, *others])
         path = others[name]
     try:
         return import_named(path)
     except (ImportError, AttributeError) as error:
-        if name in table:
-            if isinstance(error, ModuleNotFoundError):
-                raise ConfigError(f"{kind} '{name}': {missing_package(error)}") from None
-            raise
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
 
 
@@ -233,8 +232,8 @@ class Arguments:
 
     def deciding(self) -> dict[str, Any]:
         """Return the values that results depend on, by name."""
-        values = dataclasses.asdict(self)
-        return {name: values[name] for name, rule in rules(type(self)).items() if rule.decides}
+        declared = rules(type(self)).items()
+        return {name: getattr(self, name) for name, rule in declared if rule.decides}
 
     def _check_needs(self, name: str, rule: Rule) -> None:
         for other, wanted in rule.needs.items():
@@ -304,15 +303,6 @@ def add_general(parser: "argparse._ActionsContainer") -> None:
         parser.add_argument(
             *flags, dest="log_level", action="store_const", const=level, default="info", help=about
         )
-
-
-def with_default(text: str, value: object) -> str:
-    """Return a flag's help with its default, unless it has none or the help mentions it."""
-    if value in (None, "", (), []) or re.search(r"\bdefault\b", text):
-        return text
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return f"{text} (default: {value})"
 
 
 class HelpParser(argparse.ArgumentParser):
@@ -403,11 +393,12 @@ def parse_arguments(
     words = same_spelling(sys.argv[1:] if argv is None else argv)
     is_help = wants_help(words)
     early = _first_values(words)
-    files = [find_yaml("config", "experiments", early["config"])] if "config" in early else []
-    if "profile" in early:
-        choose("profile", early["profile"], list_yamls("profiles"))
-        files.insert(0, config_root() / "profiles" / f"{early['profile']}.yaml")
-    layers = (*under, *(Defaults(str(path), read_yaml(path)) for path in files), *over)
+    layers = list(under)
+    for kind, folder in (("profile", "profiles"), ("config", "experiments")):
+        if kind in early:
+            path = find_yaml(kind, folder, early[kind])
+            layers.append(Defaults(str(path), read_yaml(path)))
+    layers += over
     if callable(classes):
         stated = ChainMap(early, *(dict(layer.values) for layer in reversed(layers)))
         classes = classes({name: stated[name] for name in CHOOSING if name in stated})
@@ -528,8 +519,10 @@ def _add_flags(
             word = "N" if int in types else "X" if float in types else "TEXT"
             is_list = any(typing.get_origin(kind) is list for kind in types)
             count = "+" if is_list else None
-            about = with_default(text, value) if text else ""
-            parser.add_flag(title, f"--{f.name}", about, metavar=word, nargs=count)
+            if text and value not in (None, "", []) and not re.search(r"\bdefault\b", text):
+                default = " ".join(map(str, value)) if is_list else value
+                text = f"{text} (default: {default})"
+            parser.add_flag(title, f"--{f.name}", text, metavar=word, nargs=count)
 
 
 def _group(cls: type, name: str) -> str:

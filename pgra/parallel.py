@@ -51,9 +51,8 @@ class Worker:
         `claim_path` of it, and removes that when the unit is done. A claim that was left by a
         killed process of the same rank counts as its own.
         """
-        own = self.share(units)
         others = [unit for number, unit in enumerate(units) if number % self.world != self.rank]
-        for unit in [*own, *reversed(others)]:
+        for unit in [*self.share(units), *reversed(others)]:
             claim = claim_path(record(unit))
             claim.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError), claim.open("x") as file:  # O_EXCL
@@ -105,9 +104,9 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
         return items
     import torch.distributed as dist
 
-    parts: list[list[Unit]] = [[] for _ in range(worker.world)]
-    dist.all_gather_object(parts, items, group=cpu_group())
-    return [item for part in parts for item in part]
+    lists: list[list[Unit]] = [[]] * worker.world
+    dist.all_gather_object(lists, items, group=cpu_group())
+    return list(chain(*lists))
 
 
 def run_overlapped(
@@ -124,18 +123,18 @@ def run_overlapped(
     kept is kept whole. The first unit runs alone, since a model sets itself up with it.
     """
     ahead: Future[T] | None = None
-    kept: Future[object] | None = None
+    written: Future[object] | None = None
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, (unit, after) in enumerate(pairwise(chain(units, [None]))):
             assert unit is not None
             ready = prepare(unit) if ahead is None else ahead.result()
             ahead = reader.submit(prepare, after) if number and after is not None else None
             value = compute(ready)
-            if kept is not None:
-                kept.result()
-            kept = writer.submit(keep, unit, value)
-        if kept is not None:
-            kept.result()
+            if written is not None:
+                written.result()
+            written = writer.submit(keep, unit, value)
+        if written is not None:
+            written.result()
 
 
 class Turn:

@@ -381,7 +381,7 @@ def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields
             set_aside(folder / MANIFEST, f"{folder} is not whole")
         refuse_strangers(folder, (*_FILES, "*.damaged"))
         planned = {shard.path.stem for shard in shards}
-        for path in [*chain.from_iterable(map(folder.glob, _FILES))]:
+        for path in list(chain.from_iterable(map(folder.glob, _FILES))):
             if path.stem not in planned:  # of another plan, or of a job stopped before its manifest
                 path.unlink(missing_ok=True)  # another part's doing
         take_over_shards(shards, made_of, request.context.artifacts / INDEXES)

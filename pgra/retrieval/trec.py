@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -344,7 +345,7 @@ class RunRetriever(Retriever):
         inputs = Inputs.of(file for file in (path, queries_path) if file.is_file())
         queries = read_query_table(queries_path)
         run = read_run(path)
-        docnos = {docno for lines in run.values() for docno in lines}
+        docnos = {*chain(*run.values())}
         rows = find_rows(corpus, docnos)
         if unknown := sorted(docnos - rows.keys()):
             raise DataError(f"{path}: passage '{unknown[0]}' is not in the corpus: see --corpus_id")
