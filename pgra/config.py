@@ -359,10 +359,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values beneath the command line's; `origin` says in messages where they were written."""
+    """Values beneath the command line's; `origin` says in messages where they were written.
+
+    They are beneath `--profile` and `--config` too, unless they win.
+    """
 
     origin: str
     values: Mapping[str, Any]
+    wins: bool = False
 
 
 Classes = Sequence[type] | Callable[[Mapping[str, Any]], Sequence[type]]
@@ -375,16 +379,15 @@ def parse_arguments(
     prog: str,
     description: str,
     epilog: str = "",
-    under: Sequence[Defaults] = (),
-    over: Sequence[Defaults] = (),
+    defaults: Sequence[Defaults] = (),
     others: Collection[str] = (),
     unused: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Read dataclasses from a command line, None for the process's own; return one of each.
 
-    `classes` may be a function that returns them, given the values of `CHOOSING`. Values in `under`
-    are beneath `--profile` and `--config`, those in `over` above; in each the last wins. `others`
-    are arguments of other methods, which are ignored. The arguments in `unused` are left out.
+    `classes` may be a function that returns them, given the values of `CHOOSING`. Of `defaults` the
+    last win. `others` are arguments of other methods, which are ignored. The arguments in `unused`
+    are left out.
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.
@@ -393,12 +396,12 @@ def parse_arguments(
     words = same_spelling(sys.argv[1:] if argv is None else argv)
     is_help = wants_help(words)
     early = _first_values(words)
-    layers = list(under)
+    layers = [layer for layer in defaults if not layer.wins]
     for kind, folder in (("profile", "profiles"), ("config", "experiments")):
         if kind in early:
             path = find_yaml(kind, folder, early[kind])
             layers.append(Defaults(str(path), read_yaml(path)))
-    layers += over
+    layers += [layer for layer in defaults if layer.wins]
     if callable(classes):
         stated = ChainMap(early, *(dict(layer.values) for layer in reversed(layers)))
         classes = classes({name: stated[name] for name in CHOOSING if name in stated})

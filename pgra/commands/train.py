@@ -48,7 +48,7 @@ def run_method(
         words,
         [common.SeriesArguments],
         prog=prog,
-        under=[Defaults(prog, defaults)],
+        defaults=[Defaults(prog, defaults)],
         **common.about(command),
     )
     from pgra.methods.base import fill_folder

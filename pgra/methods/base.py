@@ -382,7 +382,8 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
         ConfigError: If the method has no argument of a name, or a value has another type, is out of
             range, or contradicts others.
     """
-    given = Defaults(caller, {name: _plain_value(value) for name, value in values.items()})
+    plain = {name: _plain_value(value) for name, value in values.items()}
+    given = Defaults(caller, plain, wins=True)
     names: list[str] = []
 
     def classes(chosen: Mapping[str, Any]) -> list[type]:
@@ -391,7 +392,7 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
         _refuse_strangers(given.values, sections, chosen)
         return list(sections.values())
 
-    parsed = parse_arguments(classes, layers, prog=caller, description="", over=[given])
+    parsed = parse_arguments(classes, layers, prog=caller, description="", defaults=[given])
     sections = dict(zip(names, parsed, strict=True))
     refuse_contradictions(values, sections)
     return fill_folder(RunArguments(sections))
