@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pgra.commands.common import given_names, parse, quiet_libraries, say
 from pgra.config import Arguments, arg
-from pgra.context import Context, join_context
+from pgra.context import ALONE, Context, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ConfigError, PartDone, check_alone, visible
 from pgra.methods.arguments import RuntimeArguments
@@ -34,21 +34,16 @@ class WorkArguments(Arguments):
         "and end. The same command without it continues from there.",
     )
 
-    def check(self) -> None:
+    def join(self, device: str, artifacts: Path = ALONE.artifacts) -> Context:
+        """Return the context of this part of the job, or else that of `accelerate launch`."""
         if self.shard is None:
-            return
+            return join_context(device, artifacts)
         check_alone("--shard")
         rank, _, world = self.shard.partition("/")
-        is_part = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
-        if not is_part:
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
             raise ConfigError(f"--shard {self.shard!r} is not I/N, such as 0/8 to 7/8")
-
-    def part_of(self, context: Context) -> Context:
-        """Return a command's context, as that of its part of the job."""
-        if self.shard is None:
-            return context
-        rank, world = map(int, self.shard.split("/"))
-        return replace(context, worker=Worker(rank, world, is_part=True))
+        worker = Worker(int(rank), int(world), is_part=True)
+        return Context(worker, artifacts=artifacts, device=device)
 
 
 @dataclass(kw_only=True)
@@ -95,14 +90,14 @@ def build(words: Sequence[str]) -> int:
         "pgra index build",
         unused=(*_UNUSED, "index_dir"),
     )
-    context = join_context(runtime.device, Path(runtime.artifacts_dir))
+    context = work.join(runtime.device, Path(runtime.artifacts_dir))
     cls = find_retriever(args.retriever)  # before a corpus is fetched
     quiet_libraries()
     corpus = open_corpus(corpus_args, context.artifacts)
     request = IndexRequest(
         args=args,
         corpus=corpus,
-        context=work.part_of(context),
+        context=context,
         output_dir=Path(work.output_dir) if work.output_dir else None,
     )
     try:

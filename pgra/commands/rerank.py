@@ -55,8 +55,6 @@ def main(words: Sequence[str]) -> int:
     stages for all splits of the task, and says where their products lie. With --retriever
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
-    from pgra.context import join_context
-
     parts, (texts, own, show, work) = common.parse_stages(
         words,
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
@@ -73,7 +71,7 @@ def main(words: Sequence[str]) -> int:
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     common.quiet_libraries()
-    context = work.part_of(join_context(args.runtime.device))
+    context = work.join(args.runtime.device)
     if context.worker.is_part:
         message = read_part(args, asked, context)
     elif own.is_run:

@@ -60,17 +60,15 @@ def _choose_products(num_queries: int) -> None:
 Block = tuple[Rows, Any]  # rows (n,) of a collection, and their vectors (n, D)
 
 
-def nearest(
-    queries: Vectors, blocks: Sequence[Block], k: int, *, device: str = "cpu"
-) -> Candidates:
+def nearest(queries: Vectors, blocks: Sequence[Block], k: int) -> Candidates:
     """Return each query's k largest inner products, (B, k), ties by row at the border too.
 
-    With fewer vectors than k the rest is missing. The arguments are those of `scan`.
+    With fewer vectors than k the rest is missing. The blocks are as those of `scan`.
     """
     size = sum(len(rows) for rows, _ in blocks)
     depth = min(k + 1, size)
     while True:
-        best = scan(queries, blocks, depth, device=device)
+        best = scan(queries, blocks, depth)
         is_whole = depth == size or k == 0
         if is_whole or (best.scores[:, k - 1] > best.scores[:, -1]).all():
             return Candidates.best(best.rows, best.scores, k)

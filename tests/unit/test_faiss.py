@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgra.retrieval.faiss import FaissIndex, VectorSource, is_lossy, measure_recall, nearest
+from pgra.retrieval.faiss import FaissIndex, VectorSource, is_lossy, measure_recall, nearest, scan
 
 RNG = np.random.default_rng(0)
 QUERIES = RNG.standard_normal((7, 16)).astype(np.float32)
@@ -26,10 +26,10 @@ def cut(rows, size):
 @pytest.mark.parametrize("size", [3, 40, 101])
 def test_a_search_in_blocks_is_a_sort_of_all_products_whatever_the_blocks(device, size):
     shuffled = np.random.default_rng(size).permutation(101)
-    found = nearest(QUERIES, cut(shuffled, size), 9, device=device)
+    found = scan(QUERIES, cut(shuffled, size), 9, device=device)
     np.testing.assert_array_equal(found.rows, ORDER)
     np.testing.assert_allclose(found.scores, np.take_along_axis(PRODUCTS, ORDER, 1), rtol=1e-5)
-    few = nearest(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
+    few = scan(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
     assert (np.sort(few.rows, axis=1) == [-1, 2, 5]).all()
     assert np.isneginf(few.scores[:, 2]).all()
 
