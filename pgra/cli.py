@@ -110,10 +110,10 @@ def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
 
 def _fail(message: str, *, code: int = 2) -> int:
     message = " ".join(message.split())  # such as a YAML parser's, in several lines
-    message = visible(message)  # of a path that is no UTF-8, or from another program
-    sys.stdout.flush()
     head = "error: " if code == 2 else ""
-    sys.stderr.write(f"\npgra: {head}{message}\n")
+    sys.stdout.flush()
+    # Of a path that is not UTF-8, or from another program.
+    sys.stderr.write(f"\npgra: {head}{visible(message)}\n")
     return code
 
 

@@ -451,8 +451,7 @@ def _typed(flags: argparse.Namespace, kinds: Mapping[str, Any]) -> dict[str, Any
 
 
 def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
-    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
-    return cls(**{f.name: values[f.name] for f in fields if f.init and f.name in values})
+    return cls(**{name: values[name] for name in rules(cls) if name in values})
 
 
 def _check_written(groups: Sequence[Any]) -> None:
@@ -460,11 +459,11 @@ def _check_written(groups: Sequence[Any]) -> None:
     named = []
     targets = []
     for group in groups:
-        declared = rules(type(group))
-        for name, value in vars(group).items():
+        for name, rule in rules(type(group)).items():
+            value = getattr(group, name)
             texts = value if isinstance(value, list) else [value]
             named += [(name, text) for text in texts if isinstance(text, str)]
-            if name in declared and declared[name].writes and value:
+            if rule.writes and value:
                 targets.append((name, value))
     for flag, target in targets:
         for name, text in named:
@@ -496,11 +495,10 @@ def _add_flags(
     """Add the dataclasses' flags to the help's groups; `values` replace their defaults."""
     for cls in classes:
         kinds = _field_kinds([cls])
-        declared = rules(cls)
         for f in dataclasses.fields(cls):
-            if not f.init or f.name in unused:
+            if f.name in unused:
                 continue
-            rule = declared[f.name]
+            rule = f.metadata.get("rule", Rule())
             default = f.default
             if f.default_factory is not dataclasses.MISSING:
                 default = f.default_factory()
@@ -539,7 +537,7 @@ def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
     kinds: dict[str, Any] = {}
     for cls in classes:
         hints = typing.get_type_hints(cls)
-        kinds |= {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+        kinds |= {name: hints[name] for name in rules(cls)}
     return kinds
 
 

@@ -84,7 +84,7 @@ def parse(
 
 
 def parse_run(
-    argv: Sequence[str] | None,
+    argv: Sequence[str],
     more: Sequence[type] = (),
     *,
     others: Collection[str] = (),
@@ -98,7 +98,7 @@ def parse_run(
     """
     from pgra.methods.base import find_sections, refuse_contradictions
 
-    words = same_spelling(sys.argv[1:] if argv is None else argv)
+    words = same_spelling(argv)
     every = set(others)
     for entry in METHODS.values():
         every |= _names(entry.sections.values())
