@@ -3,7 +3,7 @@
 import sys
 
 from pgra.cli import run
-from pgra.commands.train import evaluate
+from pgra.commands.evaluate import main
 
 if __name__ == "__main__":
-    sys.exit(run(evaluate))
+    sys.exit(run(main))

@@ -34,7 +34,7 @@ import xxhash
 
 from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError, DamageError, cut, name_file, reading
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Manifest:
     """
 
     stage: str
-    fingerprint: Mapping[str, Json]
+    fingerprint: Fields
     counts: Mapping[str, Any]
     files: FileRecords
     versions: Mapping[str, str]
@@ -91,7 +91,7 @@ def digest(fields: Json) -> str:
     return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
 
 
-def artifact_dir(root: Path, kind: str, fields: Mapping[str, Json]) -> Path:
+def artifact_dir(root: Path, kind: str, fields: Fields) -> Path:
     """Return the folder of an artifact: `root/KIND-` and 12 digits of format, kind and fields."""
     kind = "".join(c if c.isalnum() or c in "-._" else "-" for c in kind).strip("-")
     return root / f"{kind}-{digest({'format': FORMAT, 'kind': kind, 'fields': fields})[:12]}"
@@ -112,8 +112,11 @@ class Inputs:
     @classmethod
     def of(cls, paths: Iterable[Path]) -> Self:
         """Note how files are now, before their content is read."""
-        found = ((str(path), path.stat()) for path in paths)
-        return cls(tuple((path, s.st_size, s.st_mtime_ns, s.st_ino) for path, s in found))
+        stamps = []
+        for path in paths:
+            stat = path.stat()
+            stamps.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino))
+        return cls(tuple(stamps))
 
     def check(self) -> None:
         """Raise an ArtifactError that names a file that has changed since."""
@@ -152,9 +155,9 @@ def without_home(path: str) -> str:
 def without_folders(value: Any) -> Any:
     """Drop the folders of absolute paths, wherever they are in a record; a hub id stays."""
     if isinstance(value, Mapping):
-        return {name: without_folders(part) for name, part in value.items()}
+        return {name: without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [without_folders(part) for part in value]
+        return list(map(without_folders, value))
     is_path = isinstance(value, str) and value.startswith(("/", "~"))
     return Path(value).name if is_path else value
 
@@ -273,14 +276,17 @@ def package_versions() -> Mapping[str, str]:
 def record_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
     """Return records of files; `names` None: all but hidden files, the manifest and checksums."""
     if names is None:
-        paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        own = (path.relative_to(folder) for path in paths if not path.name.startswith("."))
-        names = [str(path) for path in own if path.name not in (MANIFEST, CHECKSUMS_FILE)]
-    paths_of = {name: folder / name for name in names}
-    return {
-        name: {"bytes": path.stat().st_size, "xxh3": file_checksum(path)}
-        for name, path in paths_of.items()
-    }
+        paths = [path for path in sorted(folder.rglob("[!.]*")) if path.is_file()]
+        names = [
+            str(path.relative_to(folder))
+            for path in paths
+            if path.name not in (MANIFEST, CHECKSUMS_FILE)
+        ]
+    records: dict[str, dict[str, Any]] = {}
+    for name in names:
+        path = folder / name
+        records[name] = {"bytes": path.stat().st_size, "xxh3": file_checksum(path)}
+    return records
 
 
 def find_damage(
@@ -324,13 +330,14 @@ def write_manifest(
     folder: Path,
     *,
     stage: str,
-    fingerprint: Mapping[str, Json],
-    counts: Mapping[str, Json],
+    fingerprint: Fields,
+    counts: Fields,
     seconds: float,
     files: FileRecords | None = None,
 ) -> Manifest:
     """Finish an artifact: write its manifest, with records of all its files if `files` is None."""
-    files = record_files(folder) if files is None else files
+    if files is None:
+        files = record_files(folder)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(
         stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
@@ -364,9 +371,7 @@ def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
     return manifest
 
 
-def read_manifest(
-    folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None
-) -> Manifest:
+def read_manifest(folder: Path, *, stage: str, fingerprint: Fields | None = None) -> Manifest:
     """Read a manifest, and compare the folder with it: sizes and, up to 1 GB, the content.
 
     Raises:
@@ -385,8 +390,8 @@ def read_manifest(
 def check_fingerprint(
     folder: Path,
     *,
-    made: Mapping[str, Json],
-    asked: Mapping[str, Json],
+    made: Fields,
+    asked: Fields,
     now: str = "this run asks for",
     way_out: str = "use another folder or build it again",
 ) -> None:
@@ -395,19 +400,20 @@ def check_fingerprint(
     Fields with a "/" are digests of what follows from others, which are compared first.
     """
     for name in sorted({*made, *asked}, key=lambda name: ("/" in name, name)):
-        one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
-        if one != other:
+        old = canonical_json(made.get(name))
+        new = canonical_json(asked.get(name))
+        if old != new:
             raise ArtifactError(
-                f"{folder} was made with {name} {cut(one)}, {now} {cut(other)}: {way_out}"
+                f"{folder} was made with {name} {cut(old)}, {now} {cut(new)}: {way_out}"
             )
 
 
 def set_aside(path: Path, why: object) -> None:
     """Move what is damaged to NAME.damaged, with a warning; the caller makes it again."""
-    place = path.with_name(f"{path.name}.damaged")
-    _remove(place)
-    path.rename(place)
-    logger.warning("%s; it is kept as %s, and made again", why, place)
+    target = path.with_name(f"{path.name}.damaged")
+    _remove(target)
+    path.rename(target)
+    logger.warning("%s; it is kept as %s, and made again", why, target)
 
 
 @contextlib.contextmanager
@@ -457,7 +463,7 @@ def _warn_of_no_locks(why: str) -> None:
 
 
 # Writes files into the folder that it is given, and returns the manifest's counts.
-Build = Callable[[Path], Mapping[str, Json]]
+Build = Callable[[Path], Fields]
 
 
 @dataclass(frozen=True)
@@ -473,7 +479,7 @@ def build_once(
     folder: Path,
     *,
     stage: str,
-    fingerprint: Mapping[str, Json],
+    fingerprint: Fields,
     build: Build,
     context: Context = ALONE,
     inputs: Sequence[Inputs] = (),
@@ -487,11 +493,10 @@ def build_once(
         ArtifactError: If the folder is foreign, or an input changed.
     """
     is_there = is_finished(folder)
-    made_as: Any = {"stage": stage, "fingerprint": fingerprint}
     context.barrier()  # all have looked before the main process writes
-    if context.is_main and find_fault(folder, **made_as) is not None:
+    if context.is_main and find_fault(folder, stage, fingerprint) is not None:
         with lock_folder(folder, wait=True, is_new=True):
-            fault = find_fault(folder, **made_as)
+            fault = find_fault(folder, stage, fingerprint)
             if fault is not None:  # no other job built it meanwhile
                 is_there = False
                 if is_finished(folder):
@@ -500,15 +505,20 @@ def build_once(
                 with write_aside(folder) as aside:
                     aside.mkdir()
                     counts = build(aside)
-                    for one in inputs:
-                        one.check()
-                    seconds = time.monotonic() - started
-                    write_manifest(aside, counts=counts, seconds=seconds, **made_as)
+                    for files in inputs:
+                        files.check()
+                    write_manifest(
+                        aside,
+                        stage=stage,
+                        fingerprint=fingerprint,
+                        counts=counts,
+                        seconds=time.monotonic() - started,
+                    )
     context.barrier()
     return Artifact(folder, load_manifest(folder, stage=stage), is_there)
 
 
-def find_fault(folder: Path, *, stage: str, fingerprint: Mapping[str, Json]) -> str | None:
+def find_fault(folder: Path, stage: str, fingerprint: Fields) -> str | None:
     """Return why an artifact must be built, or built again; None if it is finished and whole.
 
     Raises:

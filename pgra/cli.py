@@ -22,7 +22,7 @@ from pgra.errors import (
     visible,
 )
 
-Main = Callable[[Sequence[str] | None], int]
+Main = Callable[[Sequence[str]], int]
 
 _NUM_KERNELS = "128"  # an LM's forward has a handful of shapes, the same in all layers
 _MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -37,10 +37,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "index": ("index", "build an index"),
     "search": ("rerank:search", "look up passages near a text; with --task, as an LM orders them"),
     "train": ("train", "train a reader on a task, and measure it"),
-    "icl": ("train:icl", "decide by a frozen LM after labelled examples (KATE)"),
-    "evaluate": ("train:evaluate", "measure a trained run again"),
-    "predict": ("train:predict", "decide new texts with a trained run"),
-    "push": ("train:push", "put a trained reader on the hub, with its model card"),
+    "icl": ("icl", "decide by a frozen LM after labelled examples (KATE)"),
+    "evaluate": ("evaluate", "measure a trained run again"),
+    "predict": ("predict", "decide new texts with a trained run"),
+    "push": ("push", "put a trained reader on the hub, with its model card"),
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "serve": ("serve", "serve reranking, search, labels and a memory's page over HTTP"),
     "mcp": ("serve:agents", "give agents a memory and a reranker, over stdio"),
@@ -48,10 +48,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "report": ("report", "put runs into one table or figure, with tests"),
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),
-    "task": ("lists:task", "check a task's YAML, and see rows as models see them"),
-    "verify": ("train:verify", "compare artifacts and runs with their checksums"),
-    "list": ("lists", "list the tasks, and the models and data that come inside packages"),
-    "claims": ("lists:claims", "make true and false claims of a corpus, whose evidence is in it"),
+    "task": ("task", "check a task's YAML, and see rows as models see them"),
+    "verify": ("verify", "compare artifacts and runs with their checksums"),
+    "list": ("list", "list the tasks, and the models and data that come inside packages"),
+    "claims": ("claims", "make true and false claims of a corpus, whose evidence is in it"),
 }
 # Commands that several processes share; of `search`, only that for a task.
 _SHARED = ("ablate", "demo", "evaluate", "icl", "index", "search", "train")
@@ -104,16 +104,16 @@ def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
     """Take -q and -v off; return the other words, and the level of the last, or "info"."""
     parser = HelpParser()
     add_general(parser)
-    given, words = parser.parse_known_args(same_spelling(argv))
-    return words, str(given.log_level)
+    flags, words = parser.parse_known_args(same_spelling(argv))
+    return words, str(flags.log_level)
 
 
 def _fail(message: str, *, code: int = 2) -> int:
     message = " ".join(message.split())  # such as a YAML parser's, in several lines
-    message = visible(message)  # of a path that is no UTF-8, or from another program
-    sys.stdout.flush()
     head = "error: " if code == 2 else ""
-    sys.stderr.write(f"\npgra: {head}{message}\n")
+    sys.stdout.flush()
+    # Of a path that is not UTF-8, or from another program.
+    sys.stderr.write(f"\npgra: {head}{visible(message)}\n")
     return code
 
 
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
-def dispatch(words: Sequence[str] | None) -> int:
+def dispatch(words: Sequence[str]) -> int:
     """Call the command that the first word names."""
     if not words or wants_help(words[:1]):
         HelpParser(

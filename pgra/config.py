@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import typing
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -46,8 +47,9 @@ def find_yaml(kind: str, folder: str, name: str) -> Path:
     """
     if Path(name).suffix in (".yaml", ".yml"):
         return Path(name)
-    if name not in (known := list_yamls(folder)):
-        message = unknown_name(kind, name, known)
+    names = list_yamls(folder)
+    if name not in names:
+        message = unknown_name(kind, name, names)
         raise ConfigError(f"{message} A new {kind} is one YAML: give its path.")
     return config_root() / folder / f"{name}.yaml"
 
@@ -67,10 +69,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 (PyYAML's)
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
                 problem = f"duplicate key {show(key.value)}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -81,15 +85,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     with reading(path, ConfigError):
         if path.stat().st_size > _MOST_YAML_BYTES:
             raise ConfigError(f"{path} is larger than a YAML may be ({_MOST_YAML_BYTES:,} bytes)")
-        values = parse_yaml(path.read_text(encoding="utf-8-sig"))
+        values = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must be a mapping of names to values")
     return values
-
-
-def parse_yaml(text: str) -> Any:
-    """Read YAML; a duplicate key is an error, as PyYAML raises them."""
-    return yaml.load(text, Loader=_Loader)
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,7 @@ class Rule:
             raise ConfigError(f"--{name} is missing: give it ({self.help.rstrip('.')})")
         if isinstance(value, list):
             if self.is_distinct and len({*value}) < len(value):
-                shown = " ".join(map(str, value))
-                raise ConfigError(f"{name} {shown}: give each value once")
+                raise ConfigError(f"{name} {' '.join(map(str, value))}: give each value once")
             for item in value:
                 self.check(name, item)
         if value is None or isinstance(value, list):
@@ -148,13 +146,15 @@ class Rule:
         if self.choices is not None and value not in self.choices and not is_path:
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
-        bounds: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [
-            *(("at least", self.least, ge), ("above", self.above, gt)),
-            *(("at most", self.most, le), ("below", self.below, lt)),
+        bounds = [
+            ("at least", self.least, ge),
+            ("above", self.above, gt),
+            ("at most", self.most, le),
+            ("below", self.below, lt),
         ]
-        asked = [each for each in bounds if each[1] is not None]
-        if not all(holds(value, bound) for _, bound, holds in asked):
-            wanted = " and ".join(f"{words} {bound}" for words, bound, _ in asked)
+        limits = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
+        if not all(holds(value, bound) for _, bound, holds in limits):
+            wanted = " and ".join(f"{words} {bound}" for words, bound, _ in limits)
             raise ConfigError(f"{name} is {value}: it must be {wanted}")
 
 
@@ -164,20 +164,19 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
     Known are the names of `table` ("module:Class" by name), the entry points that packages have in
     the group of the kind (`pgra.retrievers`, `pgra.similarities`), and any `module:Class`.
     """
-    path = table.get(name)
-    if path is None and ":" in name:
-        path = name
-    if path is None:
+    if name in table:
+        try:
+            return import_named(table[name])
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{kind} '{name}': {missing_package(error)}") from None
+    path = name
+    if ":" not in name:
         others = _installed(kind)
         choose(kind, name, [*table, *others])
         path = others[name]
     try:
         return import_named(path)
     except (ImportError, AttributeError) as error:
-        if name in table:
-            if isinstance(error, ModuleNotFoundError):
-                raise ConfigError(f"{kind} '{name}': {missing_package(error)}") from None
-            raise
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
 
 
@@ -219,7 +218,8 @@ class Arguments:
         for f in dataclasses.fields(self):
             rule = f.metadata.get("rule", Rule())
             value = getattr(self, f.name)
-            value = str(value) if isinstance(value, Path) else value
+            if isinstance(value, Path):
+                value = str(value)
             value = typed_value(f.name, value, kinds[f.name], is_exact=True)
             setattr(self, f.name, value)
             rule.check(f.name, value)
@@ -232,18 +232,22 @@ class Arguments:
 
     def deciding(self) -> dict[str, Any]:
         """Return the values that results depend on, by name."""
-        values = dataclasses.asdict(self)
-        return {name: values[name] for name, rule in rules(type(self)).items() if rule.decides}
+        declared = rules(type(self)).items()
+        return {name: getattr(self, name) for name, rule in declared if rule.decides}
 
     def _check_needs(self, name: str, rule: Rule) -> None:
         for other, wanted in rule.needs.items():
-            given = getattr(self, other)
-            enough = wanted if isinstance(wanted, tuple) else (wanted,)
-            is_set = given is not None and given is not False
-            if not (is_set if wanted is True else given in enough):
-                way = f"--{other}" if wanted is True else f"--{other} {enough[0]}"
+            value = getattr(self, other)
+            if wanted is True:
+                is_enough = value is not None and value is not False
+                way = f"--{other}"
+            else:
+                enough = wanted if isinstance(wanted, tuple) else (wanted,)
+                is_enough = value in enough
+                way = f"--{other} {enough[0]}"
+            if not is_enough:
                 raise ConfigError(
-                    f"{name} needs {other}, which is {given}: add {way}, or leave {name} "
+                    f"{name} needs {other}, which is {value}: add {way}, or leave {name} "
                     f"{getattr(self, name)} out"
                 )
 
@@ -253,22 +257,33 @@ class Arguments:
 
 # Groups in the help's order; "Options" are flags that only one command has.
 GROUPS = (
-    *("Options", "Task", "Method", "Corpus", "Retriever", "Reranker", "LM", "Exemplars", "Reader"),
-    *("Memory", "Training", "Output", "General"),
+    "Options",
+    "Task",
+    "Method",
+    "Corpus",
+    "Retriever",
+    "Reranker",
+    "LM",
+    "Exemplars",
+    "Reader",
+    "Memory",
+    "Training",
+    "Output",
+    "General",
 )
 HELP = ("-h", "--help", "--help-all", "--help_all")
 
 
 def same_spelling(words: Sequence[str]) -> list[str]:
     """Write flags as arguments are named: `--dry-run` with underscores, and `--reader` in full."""
-    found = []
+    respelled = []
     for word in words:
-        name, sign, value = word.partition("=") if word.startswith("--") else (word, "", "")
-        if name.startswith("--"):
-            name = f"--{name[2:].replace('-', '_')}"
-            name = "--model_name_or_path" if name == "--reader" else name
-        found.append(f"{name}{sign}{value}")
-    return found
+        if word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            name = "model_name_or_path" if name == "reader" else name.replace("-", "_")
+            word = f"--{name}{sign}{value}"
+        respelled.append(word)
+    return respelled
 
 
 def wants_help(words: Sequence[str]) -> bool:
@@ -288,14 +303,6 @@ def add_general(parser: "argparse._ActionsContainer") -> None:
         parser.add_argument(
             *flags, dest="log_level", action="store_const", const=level, default="info", help=about
         )
-
-
-def with_default(text: str, value: object) -> str:
-    """Return a flag's help with its default, unless it has none or the help mentions it."""
-    if value in (None, "", (), []) or re.search(r"\bdefault\b", text):
-        return text
-    shown = " ".join(map(str, value)) if isinstance(value, list) else value
-    return f"{text} (default: {shown})"
 
 
 class HelpParser(argparse.ArgumentParser):
@@ -329,10 +336,10 @@ class HelpParser(argparse.ArgumentParser):
         """Raise a one-line error, without the usage of two hundred arguments."""
         raise ConfigError(f"{message}. See --help.")
 
-    def add_flag(self, title: str, flag: str, text: str, **how: Any) -> None:
-        """Add a flag to a group; one without a help text is not shown."""
+    def add_flag(self, title: str, flag: str, text: str, **options: Any) -> None:
+        """Add a flag to a group, with argparse's options; without a help text it is not shown."""
         about = text.replace("%", "%%") or argparse.SUPPRESS
-        self._groups[title].add_argument(flag, default=argparse.SUPPRESS, help=about, **how)
+        self._groups[title].add_argument(flag, default=argparse.SUPPRESS, help=about, **options)
 
     def show(self) -> None:
         """Write the help."""
@@ -343,11 +350,8 @@ class HelpParser(argparse.ArgumentParser):
         sys.stdout.write(self.format_help())
 
 
-# Where values come from.
-
-
-# One YAML may serve several programs: a key of another program of ours is ignored, an unknown key
-# is refused.
+# Where values come from. One YAML may serve several programs: a key of another program of ours is
+# ignored, an unknown key is refused.
 
 
 _T = TypeVar("_T")
@@ -355,10 +359,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values beneath the command line's; `origin` says in messages where they were written."""
+    """Values beneath the command line's; `origin` says in messages where they were written.
+
+    They are beneath `--profile` and `--config` too, unless they win.
+    """
 
     origin: str
     values: Mapping[str, Any]
+    wins: bool = False
 
 
 Classes = Sequence[type] | Callable[[Mapping[str, Any]], Sequence[type]]
@@ -371,18 +379,15 @@ def parse_arguments(
     prog: str,
     description: str,
     epilog: str = "",
-    under: Sequence[Defaults] = (),
-    over: Sequence[Defaults] = (),
+    defaults: Sequence[Defaults] = (),
     others: Collection[str] = (),
-    is_shared: bool = False,
     unused: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Read dataclasses from a command line, None for the process's own; return one of each.
 
-    `classes` may be a function that returns them, given the values of `CHOOSING`. Values in `under`
-    are beneath `--profile` and `--config`, those in `over` above; in each the last wins. `others`
-    are arguments of other methods: they are ignored, with a warning unless `is_shared`. The
-    arguments in `unused` are left out.
+    `classes` may be a function that returns them, given the values of `CHOOSING`. Of `defaults` the
+    last win. `others` are arguments of other methods, which are ignored. The arguments in `unused`
+    are left out.
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.
@@ -391,46 +396,44 @@ def parse_arguments(
     words = same_spelling(sys.argv[1:] if argv is None else argv)
     is_help = wants_help(words)
     early = _first_values(words)
-    files = [find_yaml("config", "experiments", early["config"])] if "config" in early else []
-    if "profile" in early:
-        choose("profile", early["profile"], list_yamls("profiles"))
-        files.insert(0, config_root() / "profiles" / f"{early['profile']}.yaml")
-    layers = (*under, *(Defaults(str(path), read_yaml(path)) for path in files), *over)
+    layers = [layer for layer in defaults if not layer.wins]
+    for kind, folder in (("profile", "profiles"), ("config", "experiments")):
+        if kind in early:
+            path = find_yaml(kind, folder, early[kind])
+            layers.append(Defaults(str(path), read_yaml(path)))
+    layers += [layer for layer in defaults if layer.wins]
     if callable(classes):
-        stated = (layer.values for layer in layers)
-        named = [{n: own[n] for n in CHOOSING if n in own} for own in (*stated, early)]
-        classes = classes({name: value for own in named for name, value in own.items()})
+        stated = ChainMap(early, *(dict(layer.values) for layer in reversed(layers)))
+        classes = classes({name: stated[name] for name in CHOOSING if name in stated})
     kinds = _field_kinds(classes)
     values: dict[str, Any] = {}
     for layer in layers:
-        values |= check_defaults(layer, kinds, list(layer.values) if is_help else others)
+        values |= check_defaults(layer, kinds, layer.values if is_help else others)
     parser = HelpParser(prog, description, epilog)
     _add_flags(parser, classes, values, unused, is_help=is_help, is_whole=wants_all(words))
-    names = ", ".join(list_yamls("profiles"))
+    profiles = ", ".join(list_yamls("profiles"))
     about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
     parser.add_flag("General", "--config", about, metavar="NAME")
-    parser.add_flag("General", "--profile", f"Defaults under --config: {names}.", metavar="NAME")
+    parser.add_flag("General", "--profile", f"Defaults under --config: {profiles}.", metavar="NAME")
     if is_help:
         parser.show()
         raise SystemExit(0)
-    strange = {*others} - {*kinds, "profile"}
-    for name in strange:
+    for name in {*others} - {*kinds, "profile"}:
         parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS)
-    given, rest = parser.parse_known_args(words)
+    flags, rest = parser.parse_known_args(words)
     if rest:
-        known = [f"--{name}" for name in kinds if name not in unused]
-        raise ConfigError(_unknown("argument", rest[0].partition("=")[0], known))
-    for name in () if is_shared else sorted(strange & {*vars(given)}):
-        logger.warning("--%s is of another method: it is not used", name)
-    values |= _typed(vars(given), kinds)
-    parsed: list[Any] = [_make(cls, values) for cls in classes]
-    _check_written(parsed)
+        names = [f"--{name}" for name in kinds if name not in unused]
+        raise ConfigError(_unknown("argument", rest[0].partition("=")[0], names))
+    values |= _typed(flags, kinds)
+    groups: list[Any] = [_make(cls, values) for cls in classes]
+    _check_written(groups)
     from pgra.context import check_device
 
-    for group in parsed:
-        if (device := vars(group).get("device")) is not None:  # before anything is read
+    for group in groups:
+        device = getattr(group, "device", None)
+        if device is not None:  # before anything is read
             check_device(device, is_used=False)
-    return tuple(parsed)
+    return tuple(groups)
 
 
 def _first_values(words: Sequence[str]) -> dict[str, Any]:
@@ -441,30 +444,32 @@ def _first_values(words: Sequence[str]) -> dict[str, Any]:
     return vars(parser.parse_known_args(words)[0])
 
 
-def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(flags: argparse.Namespace, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a command line's values to their arguments' types."""
-    return {name: typed_value(name, given[name], kinds[name]) for name in given if name in kinds}
+    values = vars(flags).items()
+    return {name: typed_value(name, value, kinds[name]) for name, value in values if name in kinds}
 
 
 def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
-    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
-    return cls(**{f.name: values[f.name] for f in fields if f.init and f.name in values})
+    return cls(**{name: values[name] for name in rules(cls) if name in values})
 
 
 def _check_written(groups: Sequence[Any]) -> None:
     """Refuse to write to a file that another argument names."""
     named = []
+    targets = []
     for group in groups:
-        for name, value in vars(group).items():
-            parts = value if isinstance(value, list) else [value]
-            named += [(name, part) for part in parts if isinstance(part, str)]
-    for group in groups:
-        for flag in (name for name, rule in rules(type(group)).items() if rule.writes):
-            target = getattr(group, flag)
-            for name, other in named if target else ():
-                file = other.removeprefix("run:")  # of --retriever
-                if name != flag and os.path.realpath(file) == os.path.realpath(target):
-                    raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
+        for name, rule in rules(type(group)).items():
+            value = getattr(group, name)
+            texts = value if isinstance(value, list) else [value]
+            named += [(name, text) for text in texts if isinstance(text, str)]
+            if rule.writes and value:
+                targets.append((name, value))
+    for flag, target in targets:
+        for name, text in named:
+            file = text.removeprefix("run:")  # of --retriever
+            if name != flag and os.path.realpath(file) == os.path.realpath(target):
+                raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
 
 
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are
@@ -474,8 +479,8 @@ def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
     """Read one dataclass from a command line; return it, and the words that are left."""
     parser = HelpParser()
     _add_flags(parser, [cls], {}, ())
-    given, rest = parser.parse_known_args(same_spelling(argv))
-    return _make(cls, _typed(vars(given), _field_kinds([cls]))), rest
+    flags, rest = parser.parse_known_args(same_spelling(argv))
+    return _make(cls, _typed(flags, _field_kinds([cls]))), rest
 
 
 def _add_flags(
@@ -490,31 +495,35 @@ def _add_flags(
     """Add the dataclasses' flags to the help's groups; `values` replace their defaults."""
     for cls in classes:
         kinds = _field_kinds([cls])
-        declared = rules(cls)
         for f in dataclasses.fields(cls):
-            if not f.init or f.name in unused:
+            if f.name in unused:
                 continue
-            rule = declared[f.name]
-            made = f.default_factory
-            default = f.default if made is dataclasses.MISSING else made()
+            rule = f.metadata.get("rule", Rule())
+            default = f.default
+            if f.default_factory is not dataclasses.MISSING:
+                default = f.default_factory()
             value = values.get(f.name, default)
             title = rule.group or _group(cls, f.name)
             is_common = rule.is_common or rule.must_be_given or title == "Options"
-            parts = {kinds[f.name], *typing.get_args(kinds[f.name])}
             text = rule.help if is_whole or is_common else ""
-            if bool in parts:
-                is_on = value is True
-                off = rule.off or f"Turn this off: {rule.help}"
-                how = {"action": "store_true"} if is_help else {"nargs": "?", "const": True}
-                parser.add_flag(title, f"--{f.name}", "" if is_on else text, **how)
-                off = off if text and is_on else ""  # shown is what changes something
+            types = {kinds[f.name], *typing.get_args(kinds[f.name])}
+            if bool in types:  # the help shows the one that changes something
+                on = text
+                off = ""
+                if value is True and text:
+                    on = ""
+                    off = rule.off or f"Turn this off: {rule.help}"
+                switch = {"action": "store_true"} if is_help else {"nargs": "?", "const": True}
+                parser.add_flag(title, f"--{f.name}", on, **switch)
                 parser.add_flag(title, f"--no_{f.name}", off, dest=f.name, action="store_false")
-            else:
-                word = "N" if int in parts else "X" if float in parts else "TEXT"
-                is_list = any(typing.get_origin(part) is list for part in parts)
-                how = {"nargs": "+"} if is_list else {}
-                text = text and with_default(text, value)
-                parser.add_flag(title, f"--{f.name}", text, metavar=word, **how)
+                continue
+            word = "N" if int in types else "X" if float in types else "TEXT"
+            is_list = any(typing.get_origin(kind) is list for kind in types)
+            count = "+" if is_list else None
+            if text and value not in (None, "", []) and not re.search(r"\bdefault\b", text):
+                default = " ".join(map(str, value)) if is_list else value
+                text = f"{text} (default: {default})"
+            parser.add_flag(title, f"--{f.name}", text, metavar=word, nargs=count)
 
 
 def _group(cls: type, name: str) -> str:
@@ -525,13 +534,11 @@ def _group(cls: type, name: str) -> str:
 
 def _field_kinds(classes: Iterable[type]) -> dict[str, Any]:
     """Return types by field name."""
-    return {
-        f.name: hints[f.name]
-        for cls in classes
-        for hints in (typing.get_type_hints(cls),)
-        for f in dataclasses.fields(cls)
-        if f.init
-    }
+    kinds: dict[str, Any] = {}
+    for cls in classes:
+        hints = typing.get_type_hints(cls)
+        kinds |= {name: hints[name] for name in rules(cls)}
+    return kinds
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -548,13 +555,13 @@ def check_defaults(
         ConfigError: On a wrong type, or a key that is in no program of ours and not in `others`.
     """
     path = layer.origin
-    if set(layer.values) - {*fields, *others}:
-        others = {*others, *import_named(_EVERY)()}
-    for name in layer.values:
-        if name not in fields and name not in others:
-            raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
+    names = {*fields, *others}
+    if not names.issuperset(layer.values):
+        names.update(import_named(_EVERY)())
     values = {}
     for name, value in layer.values.items():
+        if name not in names:
+            raise ConfigError(f"{path}: {_unknown('key', str(name), names)}")
         if name in fields:
             if value == []:
                 raise ConfigError(f"{path}: {name} is empty: give at least one")
@@ -566,38 +573,39 @@ def check_defaults(
 _EVERY = "pgra.commands.common:all_arguments"
 
 
-def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
-    """Build a dataclass from a YAML whose keys are its fields; `given` are fields not in the file.
+def from_yaml(cls: type[_T], path: Path, **others: Any) -> _T:
+    """Build a dataclass from a YAML whose keys are its fields; `others` are fields not in the file.
 
     Raises:
         ConfigError: On an unreadable file, an unknown or missing key, or a wrong type.
     """
     values = read_yaml(path)
     try:
-        return from_values(cls, values, **given)
+        return from_values(cls, values, **others)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def from_values(cls: type[_T], values: Mapping[Any, Any], **given: Any) -> _T:
+def from_values(cls: type[_T], values: Mapping[Any, Any], **others: Any) -> _T:
     """Build a dataclass from a mapping; see `from_yaml`."""
     hints = typing.get_type_hints(cls)
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
-    known = {f.name: f for f in fields if f.init and f.name not in given}
+    keys = {f.name: f for f in fields if f.init and f.name not in others}
     for name in values:
-        choose("key", str(name), known)
-    for name, f in known.items():
-        if name not in values and f.default is f.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"'{name}' is missing")
+        choose("key", str(name), keys)
     typed = {}
-    for name, value in values.items():
-        f = known[name]
+    for name, f in keys.items():
+        if name not in values:
+            if f.default is f.default_factory is dataclasses.MISSING:
+                raise ConfigError(f"'{name}' is missing")
+            continue
+        value = values[name]
         may_be_empty = f.default in ("", ()) or f.metadata.get("may_be_empty", False)
         if value in ("", []) and not may_be_empty and hints[name] not in (Any, object):
             raise ConfigError(f"{name} is {show(value)}: it must not be empty")
         check_parts(name, value, hints[name])
         typed[name] = typed_value(name, value, hints[name])
-    return cls(**given, **typed)
+    return cls(**others, **typed)
 
 
 def typed_value(name: str, value: Any, kind: Any, *, is_exact: bool = False) -> Any:
@@ -616,13 +624,18 @@ def _as_kind(kind: type, value: Any) -> Any:
 
 def check_parts(name: str, value: Any, kind: Any) -> None:
     """Refuse unknown keys of dataclasses within a value, which msgspec ignores."""
-    own = [part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)]
-    if isinstance(value, dict) and own:
-        hints = typing.get_type_hints(own[0])
-        for key, part in value.items():
+    if not isinstance(value, dict | list):
+        return
+    kinds = typing.get_args(kind)
+    classes = [cls for cls in (kind, *kinds) if dataclasses.is_dataclass(cls)]
+    items: Iterable[tuple[Any, Any]] = (
+        value.items() if isinstance(value, dict) else enumerate(value)
+    )
+    if isinstance(value, dict) and classes:
+        hints = typing.get_type_hints(classes[0])
+        for key, item in items:
             choose(f"key of {name}", str(key), hints)
-            check_parts(f"{name}.{key}", part, hints[key])
-    elif isinstance(value, dict | list) and (parts := typing.get_args(kind)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, part in items:
-            check_parts(f"{name}.{key}", part, parts[-1] if parts[-1] is not ... else parts[0])
+            check_parts(f"{name}.{key}", item, hints[key])
+    elif kinds:
+        for key, item in items:
+            check_parts(f"{name}.{key}", item, kinds[0] if kinds[-1] is ... else kinds[-1])

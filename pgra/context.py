@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Context:
         artifacts: Root of what is computed once and shared by runs.
         device: "auto", "cpu", "cuda:1", ...; a ModelError if it is not there.
         shared: What the runs of one command keep in memory: the LM of the run before.
-        part: Its share where several commands do one job, as in a Slurm array; None: the whole.
     """
 
     worker: Worker = field(default_factory=Worker)
@@ -51,7 +50,6 @@ class Context:
     device: str = "auto"
     progress: bool = True
     shared: dict[str, Any] = field(default_factory=dict, compare=False)
-    part: Worker | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "artifacts", Path(self.artifacts))  # callers give texts too
@@ -61,6 +59,10 @@ class Context:
     def is_main(self) -> bool:
         """Whether this process writes manifests and reports."""
         return self.worker.is_main
+
+    def unshared(self) -> "Context":
+        """Return the context of work that each part of a job does by itself."""
+        return replace(self, worker=Worker()) if self.worker.is_part else self
 
     @property
     def shows_progress(self) -> bool:

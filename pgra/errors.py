@@ -30,7 +30,6 @@ _EXTRAS = {  # what brings a package that is imported when it is needed; all oth
     "mcp": ("mcp",),
     "openai": ("openai",),
     "trec": ("ir_measures",),
-    "ray": ("ray",),
     "demo": ("gensim", "gguf", "onnx"),
     "integrations": ("langchain_core", "llama_index"),
 }
@@ -62,17 +61,11 @@ _KEPT = "\n\t\u200c\u200d"  # Hindi and Punjabi are written with joiners
 
 def visible(text: str) -> str:
     """Escape each character that cannot be seen; line breaks and tabs stay."""
-    return "".join(
-        char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in _UNSEEN and char not in _KEPT
-        else char
-        for char in text
-    )
-
-
-def like_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return the most similar of the first 1,000 names, if any, compared by the first letters."""
-    return difflib.get_close_matches(name[:_LONGEST_NAME], [*known][:1000], n=1)
+    chars = []
+    for char in text:
+        is_unseen = unicodedata.category(char) in _UNSEEN and char not in _KEPT
+        chars.append(char.encode("unicode_escape").decode() if is_unseen else char)
+    return "".join(chars)
 
 
 class PgraError(Exception):
@@ -112,21 +105,19 @@ class ModelError(PgraError):
 
 def device_fault(error: Exception) -> str | None:
     """Describe a failed GPU or a lack of memory; None for other errors."""
-    said = str(error).strip().partition("\n")[0].rstrip(".")
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
     kinds = {kind.__name__ for kind in type(error).__mro__}  # torch may not be loaded here
-    smaller = "use smaller batches, or a smaller model"
+    way = "use smaller batches, or a smaller model"
     if "OutOfMemoryError" in kinds:
         what = "the GPU's memory is full"
-        way = smaller
-    elif "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(said)):
+    elif "MemoryError" in kinds or ("RuntimeError" in kinds and _NO_MEMORY.search(reason)):
         what = "this machine's memory is full"
-        way = smaller
-    elif "AcceleratorError" in kinds or (type(error) is RuntimeError and _OF_A_GPU.search(said)):
+    elif "AcceleratorError" in kinds or (type(error) is RuntimeError and _OF_A_GPU.search(reason)):
         what = "the GPU failed"
         way = "look at nvidia-smi, or use --device cpu"
     else:
         return None
-    return f"{what} ({said}): {way}; what was finished is kept, and the same command continues"
+    return f"{what} ({reason}): {way}; what was finished is kept, and the same command continues"
 
 
 _NO_MEMORY = re.compile(  # as PyTorch, oneDNN and Python say it
@@ -140,13 +131,12 @@ def system_fault(error: Exception) -> str | None:
     """Describe an error of the system, such as a full disk; None for other errors."""
     text = str(error)
     numbered = _OS_ERROR.search(text)
-    if isinstance(error, OSError) and error.errno is not None:
-        code = error.errno
-    elif numbered:
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None and numbered:
         code = int(numbered[1])
-    elif _CUT_SHORT.fullmatch(text):
+    elif code is None and _CUT_SHORT.fullmatch(text):
         code = errno.ENOSPC
-    else:
+    if code is None:
         return None
     return f"cannot use {getattr(error, 'filename', None) or 'a file'}: {os.strerror(code)}"
 
@@ -191,7 +181,7 @@ class Stopped(Exception):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name of a kind ("retriever"), with the nearest known."""
     names = sorted(known)
-    near = like_names(name.lower(), names)
+    near = difflib.get_close_matches(name.lower()[:_LONGEST_NAME], names[:1000], n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     listed = cut(", ".join(names) or "none", _LONGEST_PART)
     return f"unknown {kind} '{cut(name)}'.{hint} Known: {listed}."

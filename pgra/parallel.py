@@ -4,6 +4,7 @@ import atexit
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -15,13 +16,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Unit = TypeVar("Unit")
-
-
 T = TypeVar("T")
-
-
 V = TypeVar("V")
-
 
 # How long processes wait for each other: one may read long after the others are done.
 LONGEST_WAIT = timedelta(days=7)
@@ -29,45 +25,51 @@ LONGEST_WAIT = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Worker:
-    """This process's share of the work: its `rank`, from 0, of `world` processes."""
+    """One process of a job: number `rank`, from 0, of `world` that share its work by files.
+
+    Attributes:
+        is_part: It waits for no other process, as a job of a Slurm array; a later command finishes.
+    """
 
     rank: int = 0
     world: int = 1
+    is_part: bool = False
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes manifests and reports."""
-        return self.rank == 0
+        """Whether this process writes manifests and reports; each part reports."""
+        return self.rank == 0 or self.is_part
 
     def share(self, units: Sequence[Unit]) -> list[Unit]:
         """Return every `world`-th unit, from `rank`."""
         return list(units[self.rank :: self.world])
 
-    def take(
-        self,
-        units: Sequence[Unit],
-        place: Callable[[Unit], Path],
-        is_done: Callable[[Unit], bool],
-    ) -> Iterator[Unit]:
-        """Yield the units that nobody else has taken: this share, then the others' last ones.
+    def claim(self, units: Sequence[Unit], record: Callable[[Unit], Path]) -> Iterator[Unit]:
+        """Yield this worker's units, then unclaimed ones from the end of other workers' shares.
 
-        A unit is taken by making the file `place`, which who finishes it removes. What was left by
-        a killed process of the same rank is taken again.
+        A unit is done when the file `record` is there. A worker claims a unit by creating
+        `claim_path` of it, and removes that when the unit is done. A claim that was left by a
+        killed process of the same rank counts as its own.
         """
-        own = self.share(range(len(units)))
-        for i in [*own, *sorted({*range(len(units))} - {*own}, reverse=True)]:
-            path = place(units[i])
-            path.parent.mkdir(parents=True, exist_ok=True)
+        others = [unit for number, unit in enumerate(units) if number % self.world != self.rank]
+        for unit in [*self.share(units), *reversed(others)]:
+            claim = claim_path(record(unit))
+            claim.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError), claim.open("x") as file:  # O_EXCL
+                file.write(str(self.rank))
             try:
-                with path.open("x") as file:  # O_EXCL
-                    file.write(str(self.rank))
-            except FileExistsError:
-                if path.read_text() != str(self.rank):
-                    continue
-            if is_done(units[i]):
-                path.unlink()
-            else:
-                yield units[i]
+                owner = claim.read_text()
+            except FileNotFoundError:  # another worker finished it meanwhile
+                continue
+            if owner == str(self.rank) and not record(unit).exists():
+                yield unit
+            elif owner == str(self.rank):
+                claim.unlink(missing_ok=True)
+
+
+def claim_path(record: Path) -> Path:
+    """Return the file that a worker creates to claim the unit of a record."""
+    return record.with_name(f".{record.stem}.taken.partial")
 
 
 @cache
@@ -102,9 +104,9 @@ def gather(items: list[Unit], worker: Worker) -> list[Unit]:
         return items
     import torch.distributed as dist
 
-    parts: list[list[Unit]] = [[] for _ in range(worker.world)]
-    dist.all_gather_object(parts, items, group=cpu_group())
-    return [item for part in parts for item in part]
+    lists: list[list[Unit]] = [[]] * worker.world
+    dist.all_gather_object(lists, items, group=cpu_group())
+    return list(chain(*lists))
 
 
 def run_overlapped(
@@ -121,18 +123,18 @@ def run_overlapped(
     kept is kept whole. The first unit runs alone, since a model sets itself up with it.
     """
     ahead: Future[T] | None = None
-    kept: Future[object] | None = None
+    written: Future[object] | None = None
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, (unit, after) in enumerate(pairwise(chain(units, [None]))):
             assert unit is not None
             ready = prepare(unit) if ahead is None else ahead.result()
             ahead = reader.submit(prepare, after) if number and after is not None else None
             value = compute(ready)
-            if kept is not None:
-                kept.result()
-            kept = writer.submit(keep, unit, value)
-        if kept is not None:
-            kept.result()
+            if written is not None:
+                written.result()
+            written = writer.submit(keep, unit, value)
+        if written is not None:
+            written.result()
 
 
 class Turn:

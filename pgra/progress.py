@@ -23,8 +23,8 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what tqdm takes; `desc` is the name, `unit` what the rate counts."""
         self.is_log = not sys.stderr.isatty()
-        level = logging.getLogger("pgra").getEffectiveLevel()
-        kwargs["disable"] = bool(kwargs.get("disable")) or level >= logging.ERROR
+        is_quiet = logging.getLogger("pgra").getEffectiveLevel() >= logging.ERROR
+        kwargs["disable"] = is_quiet or kwargs.get("disable", False)
         kwargs.setdefault("delay", type(self).delay)
         if self.is_log:
             kwargs.setdefault("bar_format", _LINE)
@@ -33,8 +33,7 @@ class Bar(tqdm):  # type: ignore[misc]  # not followed by mypy
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         if not self.is_log:
-            shown: bool = super().display(msg, pos)
-            return shown
+            return bool(super().display(msg, pos))
         if msg != "":  # which would clear a line on a terminal
             self.fp.write(f"{self if msg is None else msg}\n")
             self.fp.flush()

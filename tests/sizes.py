@@ -28,15 +28,7 @@ LIMITS: dict[str, float] = {
     "pgra: arguments spread from a dict": 5,
     "pgra: names in dialect, %": 7.0,
 }
-_SPACE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}
+_CODE = {tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING}
 _DIALECT = {
     "found",
     "own",
@@ -60,9 +52,7 @@ def count_tokens(source: str, tree: ast.Module) -> int:
     """Count the tokens of code."""
     docstrings = docstring_lines(tree)
     return sum(
-        token.type not in _SPACE
-        and token.string not in "()[]{},"
-        and token.start[0] not in docstrings
+        token.type in _CODE and token.string not in "()[]{}," and token.start[0] not in docstrings
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
     )
 

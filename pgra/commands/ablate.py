@@ -187,13 +187,12 @@ def resolve_point(
     over = [grid.over(task, point)]
     if not grid.share:  # artifacts of its own
         folder = str(root / point.folder / "artifacts")
-        over.append(Defaults(grid.origin, {"artifacts_dir": folder}))
+        over.append(Defaults(grid.origin, {"artifacts_dir": folder}, wins=True))
     args, _ = common.parse_run(
         words,
         prog="pgra ablate",
         **common.about(main),
-        under=grid.under(task, point),
-        over=over,
+        defaults=[*grid.under(task, point), *over],
         others=argument_names(grid),
     )
     return fill_folder(args)

@@ -6,13 +6,13 @@ import logging
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Arguments, HelpParser, arg, parse_arguments, same_spelling
+from pgra.config import Arguments, Classes, arg, parse_arguments, same_spelling
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
@@ -51,10 +51,9 @@ class SeriesArguments(Arguments):
     )
 
 
-def all_arguments() -> frozenset[str]:
+def all_arguments() -> set[str]:
     """Return the names of all arguments that a YAML for several programs may hold."""
-    classes = [*SECTIONS.values(), SeriesArguments, TrainingArguments]
-    return frozenset(field.name for cls in classes for field in fields(cls))
+    return _names([*SECTIONS.values(), SeriesArguments, TrainingArguments])
 
 
 def about(command: Callable[..., object]) -> dict[str, Any]:
@@ -69,39 +68,52 @@ def name_leading(flag: str, argv: Sequence[str] | None) -> list[str]:
     return [flag, *words] if words and not words[0].startswith("-") else words
 
 
-def say_words(prog: str, command: Callable[..., object], words: Mapping[str, Any]) -> None:
-    """Show the help of a command with subcommands, each with its function."""
-    below = {name: about(function)["description"] for name, function in words.items()}
-    HelpParser(prog, **about(command), words=below).show()
+def parse(
+    command: Callable[..., object],
+    classes: Classes,
+    words: Sequence[str],
+    prog: str = "",
+    **others: Any,
+) -> tuple[Any, ...]:
+    """Read a command's arguments: its help is its docstring, and its name is its file's.
+
+    `others` are as in `parse_arguments`.
+    """
+    prog = prog or f"pgra {command.__module__.rpartition('.')[2]}"
+    return parse_arguments(classes, words, prog=prog, **about(command), **others)
 
 
 def parse_run(
-    argv: Sequence[str] | None,
+    argv: Sequence[str],
     more: Sequence[type] = (),
     *,
     others: Collection[str] = (),
-    **how: Any,
+    **layers: Any,
 ) -> tuple[RunArguments, list[Any]]:
     """Read the arguments of a run and of its method, and one instance of each of `more`.
 
     `others` is for words of several runs, such as a grid's: all arguments that they may have. What
     this run does not have is then ignored, and what its method decides otherwise gives way.
-    `how` is as in `parse_arguments`.
+    `layers` are as in `parse_arguments`.
     """
     from pgra.methods.base import find_sections, refuse_contradictions
 
-    words = same_spelling(sys.argv[1:] if argv is None else argv)
-    classes = {cls for entry in METHODS.values() for cls in entry.sections.values()}
-    every = {field.name for cls in classes for field in fields(cls)} | set(others)
+    words = same_spelling(argv)
+    every = set(others)
+    for entry in METHODS.values():
+        every |= _names(entry.sections.values())
     is_shared = bool(others)
-    sections, rest = _parse(words, find_sections, more, others=every, is_shared=is_shared, **how)
+    sections, rest = _parse(words, find_sections, more, others=every, is_shared=is_shared, **layers)
+    names = given_names(words)
     if not is_shared:
-        refuse_contradictions(given_names(words), sections)
+        refuse_contradictions(names, sections)
+        for name in sorted(names & every - _names(map(type, [*sections.values(), *rest]))):
+            logger.warning("--%s is of another method: it is not used", name)
     return RunArguments(sections), rest
 
 
 def parse_stages(
-    argv: Sequence[str] | None, more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
+    argv: Sequence[str], more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
 ) -> tuple[dict[str, Any], list[Any]]:
     """Read the sections of PGRA's stages by name, and one instance of each of `more`.
 
@@ -111,8 +123,8 @@ def parse_stages(
     from pgra.methods.base import find_options
 
     sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
-    words = same_spelling(sys.argv[1:] if argv is None else argv)
-    return _parse(words, lambda chosen: {**sections, **find_options(chosen)}, more, **texts)
+    words = same_spelling(argv)
+    return _parse(words, lambda chosen: sections | find_options(chosen), more, **texts)
 
 
 def _parse(
@@ -122,7 +134,7 @@ def _parse(
     *,
     others: Collection[str] = (),
     is_shared: bool = False,
-    **how: Any,
+    **layers: Any,
 ) -> tuple[dict[str, Any], list[Any]]:
     """Read the sections that `find` returns for the classes that are chosen, and `more`."""
     from pgra.methods.base import known_options
@@ -134,19 +146,29 @@ def _parse(
         sections = find(chosen)
         names.extend(sections)
         every = [*sections.values(), *more]
-        known = {field.name for cls in every for field in fields(cls)}
-        for name in sorted(() if is_shared else given_names(words) & (set(options) - known)):
+        strange = given_names(words) & {*options} - _names(every)
+        if strange and not is_shared:
+            name = min(strange)
             raise ConfigError(f"--{name} is of {options[name]}: add that, or leave {name} out")
         return every
 
-    others = {*others, *options}
-    parsed = parse_arguments(classes, words, others=others, is_shared=is_shared, **how)
-    sections = dict(zip(names, parsed, strict=False))
-    return sections, list(parsed[len(names) :])
+    groups = parse_arguments(classes, words, others={*others, *options}, **layers)
+    sections = dict(zip(names, groups, strict=False))
+    return sections, list(groups[len(names) :])
+
+
+def _names(classes: Iterable[type]) -> set[str]:
+    """Return the names of the arguments of classes."""
+    names = set()
+    for cls in classes:
+        names |= {field.name for field in fields(cls)}
+    return names
 
 
 def given_names(words: Sequence[str]) -> set[str]:
-    return {w[2:].partition("=")[0] for w in same_spelling(words) if w.startswith("--")}
+    """Return the names of the arguments that are given as flags."""
+    flags = [word for word in same_spelling(words) if word.startswith("--")]
+    return {flag[2:].partition("=")[0] for flag in flags}
 
 
 def join_run(words: Sequence[str]) -> "Context":
@@ -205,27 +227,34 @@ def quiet_libraries() -> None:
 
 def show_metrics(run: "Run") -> str:
     values = run.metrics
-    between = values["interval_95"]
-    interval = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
-    more = {n: v for n, v in values["metrics"].items() if n == "f1" or "@" in n}  # of questions
-    lines = [
+    interval = ""
+    if values["interval_95"]:
+        low, high = values["interval_95"]
+        interval = f"95 % interval {low:.4f} to {high:.4f}, "
+    line = (
         f"{run.folder}: {values['task']} {values['split']} {values['metric']} "
-        f"{values['value']:.4f} ({interval}n = {values['n']}, "
-        f"seed {values['seed']})"
-        + "".join(f", {name} {value:.4f}" for name, value in more.items())
-        + (" (reused)" if run.reused else "")
-    ]
-    return "\n".join([*lines, *(f"note: {note}" for note in values["notes"])])
+        f"{values['value']:.4f} ({interval}n = {values['n']}, seed {values['seed']})"
+    )
+    for name, value in values["metrics"].items():
+        if name == "f1" or "@" in name:  # of questions
+            line += f", {name} {value:.4f}"
+    if run.reused:
+        line += " (reused)"
+    return "\n".join([line, *(f"note: {note}" for note in values["notes"])])
 
 
 def show_seeds(runs: "Mapping[int, Run]") -> str:
     """Show each run, their mean and spread, and the notes of all."""
-    shown = [show_metrics(run).splitlines() for run in runs.values()]
-    notes = dict.fromkeys(note for _, *notes in shown for note in notes)
+    lines = []
+    notes: list[str] = []
+    for run in runs.values():
+        line, *more = show_metrics(run).splitlines()
+        lines.append(line)
+        notes += [note for note in more if note not in notes]
     values = [float(run.metrics["value"]) for run in runs.values()]
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    mean = f"{statistics.fmean(values):.4f}"
+    if len(values) > 1:
+        mean += f" ± {statistics.stdev(values):.4f}"
     seeds = " ".join(map(str, runs))
-    mean = (
-        f"{statistics.fmean(values):.4f}{spread} (mean ± sample sd of {len(runs)} seeds: {seeds})"
-    )
-    return "\n".join([*(first for first, *_ in shown), mean, *notes])
+    mean += f" (mean ± sample sd of {len(runs)} seeds: {seeds})"
+    return "\n".join([*lines, mean, *notes])

@@ -1,15 +1,12 @@
 """The first stage's index and its search: `pgra index`, `pgra search`."""
 
-import logging
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from pgra.commands.common import about, given_names, quiet_libraries, say
-from pgra.config import Arguments, arg, parse_arguments
-from pgra.context import Context, join_context
+from pgra.commands.common import given_names, parse, quiet_libraries, say
+from pgra.config import Arguments, arg
+from pgra.context import ALONE, Context, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ConfigError, PartDone, check_alone, visible
 from pgra.methods.arguments import RuntimeArguments
@@ -28,64 +25,34 @@ _SHOWN = 5  # passages of a text: a person reads them
 
 
 @dataclass(kw_only=True)
-class BuildArguments(Arguments):
-    """What only building takes."""
-
-    output_dir: str | None = arg(
-        None, "Folder of the index (hybrid: of its dense half); default: under artifacts_dir."
-    )
-
-
-@dataclass(kw_only=True)
 class WorkArguments(Arguments):
     """Who shares the work, without `accelerate launch`."""
 
-    engine: str = arg(
-        "local",
-        "Who does the work: local, or ray (a cluster that shares the folders; else this machine).",
-        choices=("local", "ray"),
-    )
     shard: str | None = arg(
         None,
         "I/N: encode or read what part I, from 0, of N has to do, then what slow parts have left, "
         "and end. The same command without it continues from there.",
     )
 
-    def check(self) -> None:
-        if self.shard is not None and self.part is None:
-            raise ConfigError(f"--shard {self.shard!r} is no I/N, such as 0/8 to 7/8")
-
-    @property
-    def part(self) -> Worker | None:
-        """The part of a job that this command is; None: the whole."""
-        rank, _, world = (self.shard or "").partition("/")
-        is_one = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
-        return Worker(int(rank), int(world)) if is_one else None
-
-
-_MAX_LOST = 5  # workers that one part may cost before it fails
+    def join(self, device: str, artifacts: Path = ALONE.artifacts) -> Context:
+        """Return the context of this part of the job, or else that of `accelerate launch`."""
+        if self.shard is None:
+            return join_context(device, artifacts)
+        check_alone("--shard")
+        rank, _, world = self.shard.partition("/")
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+            raise ConfigError(f"--shard {self.shard!r} is not I/N, such as 0/8 to 7/8")
+        worker = Worker(int(rank), int(world), is_part=True)
+        return Context(worker, artifacts=artifacts, device=device)
 
 
-def run_by_ray(command: Callable[[list[str]], int], words: Sequence[str], device: str) -> None:
-    """Run a command's parts in a Ray cluster, one on each GPU or else CPU; errors as the command's.
+@dataclass(kw_only=True)
+class BuildArguments(WorkArguments):
+    """Where an index goes, and who shares the work."""
 
-    A lost worker's part begins again. Workers see this folder at the same place.
-    """
-    import ray
-
-    if not ray.is_initialized():  # joins the cluster of RAY_ADDRESS, or starts one
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
-    found = ray.cluster_resources()
-    has_gpus = device != "cpu" and found.get("GPU", 0) > 0
-    count = int(found.get("GPU" if has_gpus else "CPU", 1))
-    task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(_run_at)
-    asked = [[*words, "--engine=local", f"--shard={rank}/{count}"] for rank in range(count)]
-    ray.get([task.remote(Path.cwd(), command, part) for part in asked])
-
-
-def _run_at(folder: Path, command: Callable[[list[str]], int], words: list[str]) -> int:
-    os.chdir(folder)
-    return command(words)
+    output_dir: str | None = arg(
+        None, "Folder of the index (hybrid: of its dense half); default: under artifacts_dir."
+    )
 
 
 @dataclass(kw_only=True)
@@ -102,40 +69,36 @@ class TextArguments(Arguments):
 _UNUSED = ("method", "num_neighbors", "neighbor_encoder")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Run `pgra index`, with or without its word, build."""
-    words = list(sys.argv[1:] if argv is None else argv)
     return build(words[1:] if words[:1] == ["build"] else words)
 
 
-def build(argv: Sequence[str] | None = None) -> int:
+def build(words: Sequence[str]) -> int:
     r"""Build the first stage's index of a corpus, or resume one that stopped.
 
     Example:
       pgra index build --corpus sentences.txt --encoder bundled:minilm-l6
       accelerate launch --num_processes 8 -m pgra index build --corpus sentences.txt \
           --index_factory IVF4096,Flat
-      pgra index build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
+      pgra index build --corpus sentences.txt --shard 0/8 --artifacts_dir /shared/artifacts
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    runtime, corpus_args, args, own, work = parse_arguments(
-        [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments, WorkArguments],
+    runtime, corpus_args, args, work = parse(
+        build,
+        [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
         words,
-        prog="pgra index build",
+        "pgra index build",
         unused=(*_UNUSED, "index_dir"),
-        **about(build),
     )
-    context = join_context(runtime.device, Path(runtime.artifacts_dir))
+    context = work.join(runtime.device, Path(runtime.artifacts_dir))
     cls = find_retriever(args.retriever)  # before a corpus is fetched
     quiet_libraries()
-    if work.engine == "ray":
-        run_by_ray(build, words, runtime.device)
     corpus = open_corpus(corpus_args, context.artifacts)
     request = IndexRequest(
         args=args,
         corpus=corpus,
-        context=replace(context, part=work.part),
-        output_dir=Path(own.output_dir) if own.output_dir else None,
+        context=context,
+        output_dir=Path(work.output_dir) if work.output_dir else None,
     )
     try:
         indexes = cls.open(request).built
@@ -147,10 +110,9 @@ def build(argv: Sequence[str] | None = None) -> int:
     if context.is_main:
         for built in indexes:
             say(f"index: {built.folder}\n  reused {built.num_reused}")
-            shown = sorted(
-                (n, value) for n, value in built.manifest.counts.items() if n != "recipe"
-            )
-            say("\n".join(f"  {name} {value}" for name, value in shown))
+            for name, value in sorted(built.manifest.counts.items()):
+                if name != "recipe":
+                    say(f"  {name} {value}")
         say("corpus: " + ", ".join(f"{name} {count}" for name, count in corpus.counts.items()))
     return 0
 
@@ -173,54 +135,56 @@ def search(words: Sequence[str]) -> int:
     from pgra.methods.base import find_options
 
     check_alone("pgra search")
-    texts, own, runtime, corpus_args, args, *options = parse_arguments(
-        lambda chosen: [
-            *(TextArguments, QueryFileArguments),
-            *(RuntimeArguments, CorpusArguments, RetrieverArguments),
-            *find_options(chosen).values(),
-        ],
+    classes = [
+        TextArguments,
+        QueryFileArguments,
+        RuntimeArguments,
+        CorpusArguments,
+        RetrieverArguments,
+    ]
+    texts, output, runtime, corpus_args, args, *options = parse(
+        search,
+        lambda chosen: [*classes, *find_options(chosen).values()],
         words,
-        prog="pgra search",
+        "pgra search",
         unused=_UNUSED,
-        **about(search),
     )
-    queries = own.read(texts.text)
+    queries = output.read(texts.text)
     if not queries:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
     context = Context(artifacts=Path(runtime.artifacts_dir), device=runtime.device)
-    given = given_names(words)
+    names = given_names(words)
     usual = RetrieverArguments().num_candidates
-    if "num_candidates" not in given and args.num_candidates == usual:
-        args = replace(args, num_candidates=NUM_CANDIDATES if own.is_run else _SHOWN)
+    if "num_candidates" not in names and args.num_candidates == usual:
+        args = replace(args, num_candidates=NUM_CANDIDATES if output.is_run else _SHOWN)
     find_retriever(args.retriever)  # before a corpus is fetched
     quiet_libraries()
-    has_corpus = "corpus" in given or corpus_args.corpus != CorpusArguments().corpus
-    if args.index_dir is not None and not has_corpus:
+    has_corpus = "corpus" in names or corpus_args.corpus != CorpusArguments().corpus
+    if args.index_dir is None or has_corpus:
+        corpus = open_corpus(corpus_args, context.artifacts)
+    else:
         recipe = Recipe.read(Path(args.index_dir))
         # What else is given must fit the index.
-        names = {field.name for field in fields(args)} & {*given, "num_candidates"}
+        names = {field.name for field in fields(args)} & {*names, "num_candidates"}
         args = replace(recipe.retriever, **{name: getattr(args, name) for name in names})
         if corpus_args.corpus_id in (None, recipe.corpus.corpus_id):
             corpus = recipe.open_corpus(context.artifacts)
         else:
             named = replace(recipe.corpus, corpus_id=corpus_args.corpus_id)
             corpus = open_corpus(named, context.artifacts)
-    else:
-        corpus = open_corpus(corpus_args, context.artifacts)
     k = min(args.num_candidates, len(corpus))
     args = replace(args, num_candidates=k)
     retriever = open_retriever(args, corpus, context, options=options[0] if options else None)
-    asked = list(queries.values())
-    found = retriever.retrieve(asked, min(k + own.drop_self, len(corpus)))
-    if own.is_run:
+    candidates = retriever.retrieve(list(queries.values()), min(k + output.drop_self, len(corpus)))
+    if output.is_run:
         tag = f"pgra-{args.retriever.partition(':')[0]}"
-        say(finish_run(own, list(queries), found, corpus, tag=tag, k=k))
+        say(finish_run(output, list(queries), candidates, corpus, tag=tag, k=k))
     else:
-        say(visible(describe_hits(asked, found, corpus)))
+        say(visible(describe_hits(queries.values(), candidates, corpus)))
     return 0
 
 
-def describe_hits(texts: Sequence[str], candidates: Candidates, corpus: Corpus) -> str:
+def describe_hits(texts: Iterable[str], candidates: Candidates, corpus: Corpus) -> str:
     """Describe each text's candidates: rank, score, row and passage, best first."""
     lines = []
     for text, rows, scores in zip(texts, candidates.rows, candidates.scores, strict=True):

@@ -8,23 +8,23 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
-from pgra.commands.common import about, quiet_libraries, say, say_words, typed_lines
-from pgra.config import Arguments, arg, choose, parse_arguments, wants_help
+from pgra.commands.common import about, parse, quiet_libraries, say, typed_lines
+from pgra.config import Arguments, HelpParser, arg, choose, wants_help
 from pgra.context import Context
 from pgra.errors import ConfigError, visible
 from pgra.memory.chat import Conversation, Talk, entry_number, show_entry
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import GeneratorArguments, LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
 from pgra.memory.report import write_report
 from pgra.memory.stream import Experiment, PromptedArguments, StreamArguments, choose_examples
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Keep what users corrected, and use it on the next like question.
 
     Examples:
@@ -34,25 +34,24 @@ def main(argv: Sequence[str] | None = None) -> int:
       pgra memory lab stream --stream linguistic_300.jsonl --lm bundled:smollm2-135m
       pgra memory chat --lm bundled:smollm2-135m
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["lab"]:
-        words[:2] = [" ".join(words[:2])]
-    if not words or words[0] == "lab" or wants_help(words[0].split()[-1:]):
-        functions = {name: function for name, (function, *_) in _WORDS.items()}
-        say_words("pgra memory", main, functions)
+    length = 2 if words[:1] == ["lab"] else 1
+    word = " ".join(words[:length])
+    if word in ("", "lab") or wants_help(word.split()[-1:]):
+        functions = {
+            name: about(function)["description"] for name, (function, *_) in _WORDS.items()
+        }
+        HelpParser("pgra memory", **about(main), words=functions).show()
         return 0
-    word, *words = words
     choose("word after pgra memory", word, _WORDS)
     function, usage, *classes = _WORDS[word]
-    count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
-    texts = about(function)
+    texts = list(takewhile(lambda text: not text.startswith("--"), words[length:]))
     prog = f"pgra memory {word} {usage}".strip()
-    parsed = parse_arguments(classes, words[count:], prog=prog, **texts)
+    groups = parse(function, classes, words[length + len(texts) :], prog)
     names = usage.split()
     least = sum(not name.startswith("[") for name in names)
-    if count < least or (count > len(names) and not usage.endswith(("...", "...]"))):
+    if len(texts) < least or (len(texts) > len(names) and not usage.endswith(("...", "...]"))):
         raise ConfigError(f"give {prog}, each text in quotes")
-    function(*parsed, *words[:count])
+    function(*groups, *texts)
     return 0
 
 
@@ -75,11 +74,11 @@ class MemoryArguments(Arguments):
         self, lookup: LookupArguments, family: Family | None, device: str, *, create: bool
     ) -> Memory:
         """Open it with the look-up and the gate that suit a family of questions."""
-        how = lookup.resolve(family)
+        lookup = lookup.resolve(family)
         return Memory(
             self.memory,
-            lookup=load_lookup(how, Context(device=device), self.user),
-            threshold=how.threshold,
+            lookup=load_lookup(lookup, Context(device=device), self.user),
+            threshold=lookup.threshold,
             user=self.user,
             create=create,
             admin=False,
@@ -124,22 +123,15 @@ def _add(where: MemoryArguments, question: str, feedback: str) -> None:
 
 def _list(args: ListArguments) -> None:
     """Show a memory."""
-
-    def show(event: MemoryEntry, kind: str = "") -> None:
-        names = [event.time[:19], event.source, visible(event.user)]
-        texts = "" if event.kind == "erase" else show_entry(event)
-        say(f"{event.id:>6}  {'  '.join(filter(None, names))}  {kind}{texts}".rstrip())
-
     with args.open() as memory:
         if args.verify:
             memory.verify()
             say(f"{args.memory}: whole: {len(memory.events()):,} events, {len(memory):,} entries")
-        if args.log:
-            for event in memory.events():
-                show(event, f"{event.kind} ")
-        else:
-            for entry in memory:
-                show(entry)
+        for event in memory.events() if args.log else memory:
+            names = [event.time[:19], event.source, visible(event.user)]
+            kind = f"{event.kind} " if args.log else ""
+            texts = "" if event.kind == "erase" else show_entry(event)
+            say(f"{event.id:>6}  {'  '.join(filter(None, names))}  {kind}{texts}".rstrip())
 
 
 def _search(where: MemoryArguments, args: MemorySearchArguments, question: str) -> None:
@@ -148,8 +140,8 @@ def _search(where: MemoryArguments, args: MemorySearchArguments, question: str) 
     with where.open_for(args, args.load_family(), args.device, create=False) as memory:
         matches = memory.search(question, args.k, threshold=-math.inf)
         near = len(passing(matches, memory.threshold))
-    for place, match in enumerate(matches):
-        use = "passes" if place < near else "too far"
+    for rank, match in enumerate(matches):
+        use = "passes" if rank < near else "too far"
         say(f"{match.score:9.4f}  {use:<7}  entry {match.id}  {show_entry(match)}")
     if not matches:
         say("nothing found")
@@ -224,7 +216,7 @@ def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
     quiet_libraries()
     lm = args.open_lm()
     if args.prefix == "kate":
-        questions = [step.question for steps in streams.values() for step in steps]
+        questions = [step.question for step in chain(*streams.values())]
         lm = replace(lm, few_shot=choose_examples(lm.few_shot, questions, args, lookup))
     experiment = Experiment(
         folder=Path(args.output_dir or f"runs/memory-{family.name}"),
@@ -244,7 +236,7 @@ class TrainingPairsArguments(FamilyArguments):
     output_dir: str = arg("", "New folder of the model.", must_be_given=True)
 
 
-def _train_gud_ir(args: TrainingPairsArguments, how: GeneratorArguments, pairs: str) -> None:
+def _train_gud_ir(args: TrainingPairsArguments, training: GeneratorArguments, source: str) -> None:
     """Train a seq2seq model to write the feedback that a question may need.
 
     Examples:
@@ -257,9 +249,9 @@ def _train_gud_ir(args: TrainingPairsArguments, how: GeneratorArguments, pairs: 
     quiet_libraries()
     from pgra.memory.gud_ir import read_pairs, train_generator
 
-    found = read_pairs(Path(pairs), args.load_family())
-    done = train_generator(found, Path(args.output_dir), how, Context(device=args.device))
-    say(f"{done.folder}: {len(found):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
+    pairs = read_pairs(Path(source), args.load_family())
+    done = train_generator(pairs, Path(args.output_dir), training, Context(device=args.device))
+    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
     flags = f"--lookup gud-ir --generator {done.folder}"
     say(f"mean loss {done.train_loss:.4f}; look up with {flags}")
 

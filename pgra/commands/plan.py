@@ -140,7 +140,7 @@ def worth(argv: Sequence[str] | None = None) -> int:
         words,
         [WorthArguments],
         prog="pgra worth",
-        over=[Defaults("pgra worth", {"evidence": "auto"})],
+        defaults=[Defaults("pgra worth", {"evidence": "auto"}, wins=True)],
         **about(worth),
     )
     quiet_libraries()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands import common
 from pgra.commands import index as first_stage
-from pgra.commands.index import TextArguments, WorkArguments, run_by_ray
+from pgra.commands.index import TextArguments, WorkArguments
 from pgra.config import Arguments, arg
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import RunArguments
@@ -55,8 +55,6 @@ def main(words: Sequence[str]) -> int:
     stages for all splits of the task, and says where their products lie. With --retriever
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
-    from pgra.context import join_context
-
     parts, (texts, own, show, work) = common.parse_stages(
         words,
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
@@ -73,11 +71,9 @@ def main(words: Sequence[str]) -> int:
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     common.quiet_libraries()
-    context = join_context(args.runtime.device)
-    if work.engine == "ray":
-        run_by_ray(main, words, args.runtime.device)
-    if work.part is not None:
-        message = read_part(args, asked, replace(context, part=work.part))
+    context = work.join(args.runtime.device)
+    if context.worker.is_part:
+        message = read_part(args, asked, context)
     elif own.is_run:
         search, _, best = _search(args, asked, context)
         if not context.is_main:

@@ -210,14 +210,7 @@ class ExemplarSelector:
 
     def _queries(self, queries: Any) -> list[Example]:
         """Read queries, whose columns have the names of the task's inputs, or of the pool's."""
-        named = []
-        for query in [queries] if is_query(queries) else as_list("queries", queries):
-            if isinstance(query, Mapping):
-                columns = self._columns.items()
-                renamed = {name: query[column] for name, column in columns if column in query}
-                query = {**query, **renamed}
-            named.append(query)
-        return read_queries(named, self._task.inputs)
+        return read_queries(queries, self._task.inputs, self._columns)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,7 @@ class Grid:
         values = {name: value for name, value in point.values.items() if name != PROFILE}
         if task is not None:
             values = {**values, **point.by_task.get(task, {}), "task": task}
-        return config.Defaults(f"{self.origin}: {point.name}", values)
+        return config.Defaults(f"{self.origin}: {point.name}", values, wins=True)
 
 
 def read_grid(name: str, *, demo: bool = False) -> Grid:

@@ -358,7 +358,7 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
         name = str(chosen.get(kind, "none"))
         name = "run" if name.startswith("run:") else name
         is_ours = name in table or name == "none"
-        found[section] = OPTIONS[kind].get(name) if is_ours else find(name).Arguments
+        found[section] = OPTIONS[kind].get(name) if is_ours else find(name).options_class
     return {section: cls for section, cls in found.items() if cls is not None}
 
 
@@ -382,7 +382,8 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
         ConfigError: If the method has no argument of a name, or a value has another type, is out of
             range, or contradicts others.
     """
-    given = Defaults(caller, {name: _plain_value(value) for name, value in values.items()})
+    plain = {name: _plain_value(value) for name, value in values.items()}
+    given = Defaults(caller, plain, wins=True)
     names: list[str] = []
 
     def classes(chosen: Mapping[str, Any]) -> list[type]:
@@ -391,7 +392,7 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
         _refuse_strangers(given.values, sections, chosen)
         return list(sections.values())
 
-    parsed = parse_arguments(classes, layers, prog=caller, description="", over=[given])
+    parsed = parse_arguments(classes, layers, prog=caller, description="", defaults=[given])
     sections = dict(zip(names, parsed, strict=True))
     refuse_contradictions(values, sections)
     return fill_folder(RunArguments(sections))
@@ -419,9 +420,9 @@ def _refuse_strangers(
 def fill_folder(args: RunArguments) -> RunArguments:
     """Fill in all of the folder's name but the seed, of which there may be several."""
     task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
-    name = str(args[args.home].output_dir).replace("{task}", task)
+    name = str(args[args.output_section].output_dir).replace("{task}", task)
     name = name.replace("{method}", find_method(args.runtime.method).name(args))
-    return args.change(args.home, output_dir=name)
+    return args.change(args.output_section, output_dir=name)
 
 
 def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:

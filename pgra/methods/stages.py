@@ -183,7 +183,7 @@ class Stages(Timed):
         return open_retriever(
             self.args.retriever,
             self.corpus,
-            replace(self.context, part=None),  # parts share the LM's work alone
+            self.context.unshared(),  # parts share the LM's work alone
             options=self.args.retriever_options,
             reranker=self.reranker,
         )

@@ -33,6 +33,6 @@ def find_reranker(name: str) -> type[BaseReranker]:
 def open_reranker(request: RerankRequest) -> BaseReranker:
     """Open the second stage; options that are not given are the class's defaults."""
     cls = find_reranker(request.args.reranker)
-    if request.options is None and cls.Arguments is not None:
-        request = replace(request, options=cls.Arguments())
+    if request.options is None and cls.options_class is not None:
+        request = replace(request, options=cls.options_class())
     return cls.open(request)

@@ -8,7 +8,7 @@ the same bytes as an unbroken one.
 In memory are keys, 24 bytes a state; states are mapped a shard at a time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ from pgra.artifacts import (
 )
 from pgra.context import ALONE, Context
 from pgra.errors import DamageError, ModelError, reading
-from pgra.parallel import run_overlapped
+from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
 from pgra.types import Example, Json
 
@@ -165,7 +165,7 @@ class Bank:
             encode: Begins to compute states from what `prepare` returned, and reports how many more
                 are done by `Advance`; returns a function that waits for them, (n, H).
             shard_rows: Most keys in one shard, the unit that a stopped job does not repeat.
-            context: The processes that share the shards evenly.
+            context: The processes that share the shards.
             cut: Makes shards of the missing keys, each rising and of about so many; None: just so.
             check: Compares some states that are there with what would be computed now.
             title: The bar's.
@@ -188,14 +188,14 @@ class Bank:
             states = finish()
             self._inputs.check()
             write_shard(self.folder, keys, states, bank=self._name)
-            place(keys).unlink(missing_ok=True)
+            claim_path(record(keys)).unlink(missing_ok=True)
 
-        def place(keys: Rows) -> Path:  # by which a part of the job takes a shard
-            return self.folder / f".{_shard_name(keys)}.taken.partial"
+        def record(keys: Rows) -> Path:
+            return self.folder / f"{_shard_name(keys)}.json"
 
         # The main process holds the lock for all, and tidies before any of them writes.
-        part = context.part
-        is_sole = context.is_main and context.part is None
+        worker = context.worker
+        is_sole = worker.is_main and not worker.is_part
         with lock_folder(self.folder, wait=True) if is_sole else nullcontext():
             if context.is_main and not is_finished(self.folder):  # for people
                 made: dict[str, Any] = {"stage": "bank", "fingerprint": self.fingerprint}
@@ -206,24 +206,18 @@ class Bank:
                 some = kept[:: -(-len(kept) // _CHECKED)]
                 check(prepare(some), self.states(some))
             rows = shard_rows
-            world = context.worker.world
-            if world > 1:  # shards of like size, as many for each process
-                rounds = -(-len(missing) // (world * shard_rows))
-                rows = -(-len(missing) // max(1, world * rounds))
-            whole = missing if part is None else wanted  # cut alike whenever a part begins
+            if worker.world > 1 and not worker.is_part:  # of like size, as many for each process
+                rounds = -(-len(missing) // (worker.world * shard_rows))
+                rows = -(-len(missing) // max(1, worker.world * rounds))
+            whole = wanted if worker.is_part else missing  # cut alike whenever a part begins
             ends = range(rows, len(whole), max(1, rows))
             shards = np.split(whole, ends) if cut is None else cut(whole, rows)
-            left = [np.intersect1d(shard, missing) for shard in context.worker.share(shards)]
-            share = [shard for shard in left if len(shard)]
-            total = sum(map(len, share))
+            left = [np.intersect1d(shard, missing) for shard in shards]
+            units = [shard for shard in left if len(shard)]
+            total = sum(map(len, worker.share(units)))
             hidden = not context.shows_progress
-            taken: Iterable[Rows] = share
-            if part is not None:
-                taken = part.take(
-                    share, place, lambda keys: (self.folder / f"{_shard_name(keys)}.json").exists()
-                )
             with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
-                run_overlapped(taken, prepare, compute, keep=keep)
+                run_overlapped(worker.claim(units, record), prepare, compute, keep=keep)
             context.barrier()
         self._look()
         return len(missing) - len(self.missing(missing))

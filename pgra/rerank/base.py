@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.arrays import Rows, Scores
-from pgra.config import Arguments as _Arguments
-from pgra.config import Rule, arg
+from pgra.config import Arguments, Rule, arg
 from pgra.context import ALONE, Context
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
@@ -118,7 +117,7 @@ class RerankArguments(StateArguments):
 
 
 @dataclass(kw_only=True)
-class CrossEncoderArguments(_Arguments):
+class CrossEncoderArguments(Arguments):
     """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
 
     GROUP = "Reranker"
@@ -134,7 +133,7 @@ class CrossEncoderArguments(_Arguments):
 
 
 @dataclass(kw_only=True)
-class LikelihoodArguments(_Arguments):
+class LikelihoodArguments(Arguments):
     """How query and passage stand together; --lm and its arguments say which LM reads them."""
 
     GROUP = "Reranker"
@@ -159,7 +158,7 @@ class LikelihoodArguments(_Arguments):
 
 
 @dataclass(kw_only=True)
-class CausalRerankerArguments(_Arguments):
+class CausalRerankerArguments(Arguments):
     """Which causal LM answers whether a passage is relevant, and how it is asked."""
 
     GROUP = "Reranker"
@@ -220,7 +219,7 @@ class RerankRequest:
 
     Attributes:
         args: With what `auto` stands for.
-        options: The reranker's own `Arguments`; None where it declares none.
+        options: The reranker's own arguments; None where it declares none.
         exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
         reference: The task's part in a reranker that is fitted to it.
     """
@@ -229,7 +228,7 @@ class RerankRequest:
     prompt: "FewShotPrompt"
     corpus: "Corpus"
     context: Context = ALONE
-    options: _Arguments | None = None
+    options: Arguments | None = None
     exemplars: "NearestExemplars | None" = None
     reference: Reference = Reference()
 
@@ -263,11 +262,12 @@ _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32'
 class BaseReranker(ABC):
     """Orders each query's candidates.
 
-    `Arguments` are its own flags; an instance comes as `RerankRequest.options`. `reads_prompt` says
-    whether it reads `RerankRequest.prompt`, whose exemplars no reader is then trained on.
+    `options_class` is the class of its own flags; an instance comes as `RerankRequest.options`.
+    `reads_prompt` says whether it reads `RerankRequest.prompt`, whose exemplars no reader is then
+    trained on.
     """
 
-    Arguments: ClassVar[type[_Arguments] | None] = None
+    options_class: ClassVar[type[Arguments] | None] = None
     reads_prompt: ClassVar[bool] = True
     corpus: "Corpus"
 
@@ -312,7 +312,7 @@ class BaseReranker(ABC):
         return Work()
 
     @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the models that it uses, as the user wrote them."""
         return []
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgra.config import Arguments as _Arguments
+from pgra.config import Arguments
 from pgra.errors import ConfigError, ModelError
 from pgra.rerank.base import CausalRerankerArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairReranker, Tokens
@@ -48,7 +48,7 @@ TEMPLATES = {
 class CausalReranker(PairReranker):
     """Orders candidates by what a causal LM answers; the passage of a long pair is cut."""
 
-    Arguments = CausalRerankerArguments
+    options_class = CausalRerankerArguments
     model_class = "AutoModelForCausalLM"
 
     def __init__(self, request: RerankRequest) -> None:
@@ -65,7 +65,7 @@ class CausalReranker(PairReranker):
         self.answers = [own[0] for own in ids]
 
     @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         options = options or CausalRerankerArguments()
         assert isinstance(options, CausalRerankerArguments)
         return [options.causal_reranker]

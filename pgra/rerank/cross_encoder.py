@@ -12,7 +12,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from pgra.config import Arguments as _Arguments
+from pgra.config import Arguments
 from pgra.errors import ModelError, reading
 from pgra.lm import load
 from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
@@ -29,7 +29,7 @@ _SAVED = "config_sentence_transformers.json"
 class CrossEncoderReranker(PairReranker):
     """Orders candidates by a cross-encoder's scores; the longer text of a long pair is cut."""
 
-    Arguments = CrossEncoderArguments
+    options_class = CrossEncoderArguments
     model_class = "AutoModelForSequenceClassification"
 
     def __init__(self, request: RerankRequest) -> None:
@@ -37,7 +37,7 @@ class CrossEncoderReranker(PairReranker):
         super().__init__(request, max_tokens=request.options.cross_encoder_tokens)
 
     @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         options = options or CrossEncoderArguments()
         assert isinstance(options, CrossEncoderArguments)
         return [options.cross_encoder]

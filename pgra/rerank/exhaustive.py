@@ -14,7 +14,7 @@ from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.reranker import Reranker
 from pgra.retrieval.base import IndexRequest, Retriever
-from pgra.retrieval.faiss import nearest
+from pgra.retrieval.faiss import scan
 from pgra.types import Candidates, Example
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class ExhaustiveSearch(Retriever):
         size = max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width))
         blocks = self.reranker.bank.blocks(rows=size)
         among = ((rows, similarity.of_passages(states)) for rows, states in blocks)
-        hits = nearest(queries, among, fetched, device=device)
+        hits = scan(queries, among, fetched, device=device)
         scores = self.reranker.score_rows(examples, hits.rows)
         best = Candidates.best(hits.rows, scores, fetched)
         kept = best.top(k)

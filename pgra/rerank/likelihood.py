@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pgra.arrays import Rows
-from pgra.config import Arguments as _Arguments
+from pgra.config import Arguments
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import EngineLM
 from pgra.lm.generate import LocalLM
@@ -38,7 +38,7 @@ class PassagePrompts:
 class LikelihoodReranker(PairBankReranker):
     """Orders candidates by the mean log-probability of the query's tokens after the passage."""
 
-    Arguments = LikelihoodArguments
+    options_class = LikelihoodArguments
     reads_prompt = False
     whole = "rows"
 
@@ -67,7 +67,7 @@ class LikelihoodReranker(PairBankReranker):
         super().__init__(request, self.lm.source, fields)
 
     @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         return [args.lm]
 
     def release(self) -> None:

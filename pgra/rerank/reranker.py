@@ -18,8 +18,7 @@ import numpy as np
 
 from pgra.arrays import Rows, Scores, Vectors
 from pgra.artifacts import artifact_dir
-from pgra.config import Arguments as _Arguments
-from pgra.config import choose
+from pgra.config import Arguments, choose
 from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus
 from pgra.data.examples import Rows as LabelledRows
@@ -418,7 +417,7 @@ class Reranker(ScoringReranker):
         return query_key(example) in self._shown
 
     @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         return [args.lm]
 
     @property
@@ -448,7 +447,7 @@ class Reranker(ScoringReranker):
 
         new = self._fill(self.query_bank, np.array(list(queries), np.int64), asked, "queries")
         new += self._fill(self.bank, wanted, passages, "passages")
-        if self.context.part is None:  # other parts may have states that it needs
+        if not self.context.worker.is_part:  # other parts may have states that it needs
             self.fitting.fit(self.bank, self.query_bank)
         return new
 
@@ -501,7 +500,7 @@ def _open_pairs(args: RerankArguments, template: str | None, device: str) -> Pai
     """Open a reranker of pairs for texts that are given."""
     by = args.reranker
     most = args.max_prompt_tokens
-    options: _Arguments
+    options: Arguments
     if by == "likelihood":
         named = {} if template is None else {"likelihood_template": template}
         options = LikelihoodArguments(**named)

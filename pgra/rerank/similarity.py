@@ -328,7 +328,7 @@ class Fitting:
             return not self._class.is_fitted
         if self._kept is not None:
             return True
-        return find_fault(self.folder, stage=_STAGE, fingerprint=self.fingerprint) is None
+        return find_fault(self.folder, _STAGE, self.fingerprint) is None
 
     def rows(self) -> Rows:
         """Return the passages whose states it has yet to measure, sorted."""

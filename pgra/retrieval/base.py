@@ -14,8 +14,7 @@ import xxhash
 
 from pgra.arrays import Rows
 from pgra.artifacts import Inputs, Manifest, at_home, digest, load_manifest, without_home
-from pgra.config import Arguments as _Arguments
-from pgra.config import arg, find_class
+from pgra.config import Arguments, arg, find_class
 from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.encoders import PassageEncoderArguments
@@ -82,7 +81,7 @@ class IndexRequest:
 
     Attributes:
         context: Processes and folders; indexes are under its artifacts.
-        options: The retriever's own arguments, of its class `Arguments`.
+        options: The retriever's own arguments, of its `options_class`.
         output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
         reranker: The second stage of the run that asks; None without one.
     """
@@ -90,7 +89,7 @@ class IndexRequest:
     args: RetrieverArguments
     corpus: Corpus
     context: Context
-    options: _Arguments | None = None
+    options: Arguments | None = None
     output_dir: Path | None = None
     reranker: object = None
 
@@ -110,13 +109,13 @@ class Retriever(ABC):
     A custom one is a subclass with `open`, `fingerprint` and `retrieve`, named `module:Class`.
 
     Attributes:
-        Arguments: Its own flags, if it has any.
+        options_class: The class of its own flags, if it has any.
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
         built: Its indexes on disk, if it has any.
     """
 
-    Arguments: ClassVar[type[_Arguments] | None] = None
+    options_class: ClassVar[type[Arguments] | None] = None
     fingerprint: Mapping[str, Json]
     inputs: Sequence[Inputs] = ()
     built: Sequence[BuiltIndex] = ()
@@ -159,7 +158,7 @@ def open_retriever(
     corpus: Corpus,
     context: Context,
     *,
-    options: _Arguments | None = None,
+    options: Arguments | None = None,
     reranker: object = None,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
@@ -176,8 +175,8 @@ def open_retriever(
     """
     cls = find_retriever(args.retriever)
     check_num_candidates(args.num_candidates, len(corpus))
-    if options is None and cls.Arguments is not None:
-        options = cls.Arguments()
+    if options is None and cls.options_class is not None:
+        options = cls.options_class()
     how: dict[str, Any] = {"args": args, "options": options, "reranker": reranker}
     return cls.open(IndexRequest(corpus=corpus, context=context, **how))
 

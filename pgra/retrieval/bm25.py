@@ -1,14 +1,13 @@
 """First stage by words: `bm25s`' Okapi BM25, alone or fused with the dense retriever (hybrid)."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Rows
+from pgra.arrays import Rows, Scores
 from pgra.artifacts import (
     artifact_dir,
     build_once,
@@ -20,12 +19,12 @@ from pgra.artifacts import (
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval import base
-from pgra.types import MISSING_ROW, Candidates, Json
+from pgra.types import MISSING_ROW, Candidates, Fields
 
 logger = logging.getLogger(__name__)
 
 _STAGE = "bm25_index"
-_SETTINGS: dict[str, Json] = {
+_SETTINGS: dict[str, Any] = {
     "k1": 1.5,
     "b": 0.75,
     "tf": "atire",
@@ -46,7 +45,7 @@ class BM25Retriever(base.Retriever):
         removed: Rows that are never returned. Words are still weighted by all passages.
     """
 
-    def __init__(self, index: Any, fingerprint: Mapping[str, Json]) -> None:
+    def __init__(self, index: Any, fingerprint: Fields) -> None:
         self.fingerprint = fingerprint
         self._index = index
         self.removed: Rows = np.empty(0, dtype=np.int64)
@@ -68,35 +67,32 @@ class BM25Retriever(base.Retriever):
                 read_manifest(folder, stage=_STAGE, fingerprint=fields)
         if not is_finished(folder):
             base.refuse_strangers(folder, ())
-        built = build_once(
+        artifact = build_once(
             folder,
             stage=_STAGE,
             fingerprint=fields,
             build=lambda aside: _build(request, aside),
             context=request.context,
         )
-        index = _quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True)
-        opened = cls(index, fields)
-        num_reused = len(request.corpus) if built.reused else 0
-        opened.built = [base.BuiltIndex(folder, built.manifest, num_reused)]
+        opened = cls(_quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True), fields)
+        num_reused = len(request.corpus) if artifact.reused else 0
+        opened.built = [base.BuiltIndex(folder, artifact.manifest, num_reused)]
         return opened
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages, (B, k); scores are BM25's, above 0."""
-        found = Candidates.missing(len(queries), k)
+        best = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
             ids = self._index.get_tokens_ids(split_words(query))
-            every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
-            every[self.removed] = 0
-            # Keep all that tie with the k-th, so that ties at the border go by row too.
-            bar = np.partition(every, -k)[-k]
-            shared = np.flatnonzero((every >= bar) & (every > 0))
-            best = Candidates.best(shared[None, :], every[shared][None, :], k)
-            found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
-        return found
+            scores: Scores = self._index.get_scores_from_ids(ids)
+            scores[self.removed] = 0
+            # All that tie with the k-th, so that ties at the border go by row too.
+            rows = np.flatnonzero((scores >= np.partition(scores, -k)[-k]) & (scores > 0))
+            best.fill(line, rows, scores[rows])
+        return best
 
 
-def _build(request: base.IndexRequest, folder: Path) -> dict[str, Json]:
+def _build(request: base.IndexRequest, folder: Path) -> Fields:
     corpus = request.corpus
     is_quiet = not request.context.shows_progress
     index = index_texts(Bar(corpus, total=len(corpus), desc="bm25", unit="text", disable=is_quiet))
@@ -111,20 +107,17 @@ def _build(request: base.IndexRequest, folder: Path) -> dict[str, Json]:
     }
 
 
-def index_texts(texts: Iterable[str], *, tf: str | None = None, idf: str | None = None) -> Any:
+def index_texts(
+    texts: Iterable[str], *, tf: str = _SETTINGS["tf"], idf: str = _SETTINGS["idf"]
+) -> Any:
+    """Return bm25s' index of texts, with these formulas of term weights."""
     vocabulary: dict[str, int] = {}
     ids = [
         [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text, singles=True)]
         for text in texts
     ]
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    settings: Any = _SETTINGS
-    index = _quiet_bm25s().BM25(
-        k1=settings["k1"],
-        b=settings["b"],
-        method=tf or settings["tf"],
-        idf_method=idf or settings["idf"],
-    )
+    index = _quiet_bm25s().BM25(k1=_SETTINGS["k1"], b=_SETTINGS["b"], method=tf, idf_method=idf)
     index.index((ids, vocabulary), show_progress=False)
     return index
 
@@ -150,9 +143,13 @@ class HybridRetriever(base.Retriever):
     """
 
     def __init__(self, dense: base.Retriever, bm25: BM25Retriever, num_passages: int) -> None:
-        fused: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
-        self.fingerprint = {"dense": dense.fingerprint, "bm25": bm25.fingerprint, **fused}
-        self._parts = (dense, bm25)
+        self.fingerprint = {
+            "dense": dense.fingerprint,
+            "bm25": bm25.fingerprint,
+            "fusion_constant": FUSION_CONSTANT,
+            "min_depth": MIN_DEPTH,
+        }
+        self._halves = (dense, bm25)
         self.inputs = dense.inputs
         self.built = [*dense.built, *bm25.built]
         self._num_passages = num_passages
@@ -168,7 +165,7 @@ class HybridRetriever(base.Retriever):
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages; scores are sums of reciprocal ranks."""
         depth = min(max(k, MIN_DEPTH), self._num_passages)
-        return fuse_by_rank([part.retrieve(queries, depth) for part in self._parts], k)
+        return fuse_by_rank([half.retrieve(queries, depth) for half in self._halves], k)
 
 
 def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
@@ -177,15 +174,12 @@ def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
     A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the first rank
     being 1. Missing entries add nothing; ties go by row.
     """
-    found = Candidates.missing(len(rankings[0]), k)
-    for line in range(len(found)):
+    best = Candidates.missing(len(rankings[0]), k)
+    for line in range(len(best)):
         gains: dict[int, float] = {}
         for ranking in rankings:
             for rank, row in enumerate(ranking.rows[line].tolist(), 1):
                 gains[row] = gains.get(row, 0) + 1 / (FUSION_CONSTANT + rank)
         gains.pop(MISSING_ROW, None)
-        rows = np.array([[*gains]], np.int64)
-        scores = np.array([[*gains.values()]], np.float32)
-        best = Candidates.best(rows, scores, k)
-        found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
-    return found
+        best.fill(line, [*gains], [*gains.values()])
+    return best

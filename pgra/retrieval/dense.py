@@ -13,10 +13,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -52,7 +53,7 @@ from pgra.data.read import fetch_folder, push_folder
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
-from pgra.parallel import run_overlapped
+from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
 from pgra.retrieval.base import (
     INDEXES,
@@ -66,14 +67,13 @@ from pgra.retrieval.base import (
 )
 from pgra.retrieval.faiss import (
     EXACT,
-    Rescored,
+    FaissIndex,
     VectorSource,
     build_faiss,
     empty_index,
     is_lossy,
-    nearest,
 )
-from pgra.types import MISSING_ROW, Candidates, Hit, Json, check_count, is_query, read_queries
+from pgra.types import MISSING_ROW, Candidates, Fields, Hit, check_count, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
@@ -106,11 +106,13 @@ class Index(Retriever):
             raise ValueError("Index.build(passages, ...) makes one, Index.load(folder) opens one")
         self.encoder = encoder or Encoder.load(request.args, device=request.context.device)
         built = find_or_build(request, self.encoder)
-        self.corpus, self.folder = request.corpus, built.folder.absolute()
+        self.corpus = request.corpus
+        self.folder = built.folder.absolute()
         self.args = replace(request.args, index_dir=str(self.folder))
+        self.fingerprint = {**built.manifest.fingerprint, **self.encoder.query_fingerprint}
         factor = _rescore_factor(request.args)
-        own: dict[str, Json] = {"rescore_factor": factor} if factor else {}
-        self.fingerprint = {**built.manifest.fingerprint, **self.encoder.query_fingerprint, **own}
+        if factor:
+            self.fingerprint["rescore_factor"] = factor
         self.inputs = [self.encoder.inputs]
         self.built = [built]
         self.keeper: TemporaryFolder | None = None
@@ -151,26 +153,25 @@ class Index(Retriever):
         """
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
-        own = Encoder.load(encoder, device=device)
-        args = RetrieverArguments(
-            **{**vars(own.args), "retriever": "dense", "index_factory": factory, "index_dir": None}
-        )
-        is_there = is_finished(root / _PLACE)
-        if own.copied is not None:
+        folder = root / _PLACE
+        opened = Encoder.load(encoder, device=device)
+        options = {**vars(opened.args), "retriever": "dense", "index_factory": factory}
+        args = RetrieverArguments(**{**options, "index_dir": None})
+        if opened.copied is not None:
             args = replace(args, encoder=str(root / "encoder"))
-        context = Context(artifacts=root, device=str(own.device))
-        if is_there:
+        context = Context(artifacts=root, device=str(opened.device))
+        if is_finished(folder):
             corpus = open_corpus(passages, None, corpus_field=field)
             request = IndexRequest(args=args, corpus=corpus, context=context)
-            if _find_whole(root / _PLACE, _fields(request, own)):  # refuses another one
-                return cls.load(root, encoder=own)
+            if _find_whole(folder, _fields(request, opened)):  # refuses another one
+                return cls.load(root, encoder=opened)
         else:
             refuse_strangers(root, _PARTS)
-            if own.copied is not None:
-                shutil.copytree(own.copied.path, args.encoder, dirs_exist_ok=True)
+            if opened.copied is not None:
+                shutil.copytree(opened.copied.path, args.encoder, dirs_exist_ok=True)
         corpus = open_corpus(passages, root, corpus_field=field)
-        request = IndexRequest(args=args, corpus=corpus, context=context, output_dir=root / _PLACE)
-        index = cls(request, own)
+        request = IndexRequest(args=args, corpus=corpus, context=context, output_dir=folder)
+        index = cls(request, opened)
         index.keeper = keeper
         if cut := index.built[0].manifest.counts["cut"]:
             logger.warning("of %d passages of %d the encoder reads only a part", cut, len(index))
@@ -197,14 +198,14 @@ class Index(Retriever):
         if beside.is_dir():
             recipe = replace(recipe, corpus_folder=beside)
         args = recipe.retriever
+        if encoder is None and (root / "encoder").is_dir():  # where it was a folder, or loaded
+            encoder = root / "encoder"
         if encoder is None or isinstance(encoder, str | Path):
-            kept = root / "encoder"  # where it was a folder, or loaded
-            name = encoder or (kept if kept.is_dir() else args.encoder)
-            encoder = args = replace(args, encoder=str(name))
-        own = Encoder.load(encoder, device=device)
-        context = Context(artifacts=recipe.corpus_folder.parents[1], device=str(own.device))
+            encoder = args = replace(args, encoder=str(encoder or args.encoder))
+        opened = Encoder.load(encoder, device=device)
+        context = Context(artifacts=recipe.corpus_folder.parents[1], device=str(opened.device))
         request = IndexRequest(args=args, corpus=recipe.open_corpus(), context=context)
-        return cls(request, own)
+        return cls(request, opened)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
         """Upload the index, its passages and an encoder that is a folder; return its address.
@@ -227,18 +228,21 @@ class Index(Retriever):
             _PLACE: self.folder,
             Path("corpora", recipe.corpus_folder.name): self.corpus.folder,
         }
-        folders |= {Path("encoder"): encoder} if encoder.is_dir() else {}
-        for place, folder in folders.items():
-            for path in (path for path in folder.rglob("[!.]*") if path.is_file()):
-                target = copy.path / place / path.relative_to(folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(path.resolve())
+        if encoder.is_dir():
+            folders[Path("encoder")] = encoder
+        for name, folder in folders.items():
+            for path in folder.rglob("[!.]*"):
+                if path.is_file():
+                    target = copy.path / name / path.relative_to(folder)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.symlink_to(path.resolve())
         manifest = asdict(load_manifest(self.folder))
         manifest["counts"]["recipe"] = without_folders(manifest["counts"]["recipe"])
         (copy.path / _PLACE / MANIFEST).unlink()
         write_sealed(copy.path / _PLACE / MANIFEST, manifest)
-        message = f"{len(self):,} passages"
-        return push_folder(self.folder, copy.path, repo_id, message, private=private)
+        return push_folder(
+            self.folder, copy.path, repo_id, f"{len(self):,} passages", private=private
+        )
 
     @overload
     def search(self, query: str, k: int = ...) -> list[Hit]: ...
@@ -260,17 +264,13 @@ class Index(Retriever):
             ValueError: If k is not a whole number from 1 on.
         """
         check_count("k", k)
-        queries = [each.text for each in read_queries(query, ("text",))]
-        found = self.retrieve(queries, min(int(k), len(self)))
-        texts = iter(self.corpus.texts(found.rows[found.rows != MISSING_ROW]))
-        hits = [
-            [
-                Hit(int(row), float(score), next(texts))
-                for row, score in zip(rows, scores, strict=True)
-                if row != MISSING_ROW
-            ]
-            for rows, scores in zip(found.rows, found.scores, strict=True)
-        ]
+        queries = [example.text for example in read_queries(query, ("text",))]
+        best = self.retrieve(queries, min(int(k), len(self)))
+        hits = []
+        for rows, scores in zip(best.rows, best.scores, strict=True):
+            is_there = rows != MISSING_ROW
+            texts = self.corpus.texts(rows[is_there])
+            hits.append(list(map(Hit, rows[is_there].tolist(), scores[is_there].tolist(), texts)))
         return hits[0] if is_query(query) else hits
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
@@ -279,13 +279,13 @@ class Index(Retriever):
         They are cosines with a normalizing encoder. Only an approximate index leaves entries
         missing.
         """
-        found = Candidates.missing(len(queries), k)
+        best = Candidates.missing(len(queries), k)
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
-            vectors = self.encoder.encode(queries[batch], is_query=True)
-            best = nearest(vectors, self._index, k)
-            found.rows[batch], found.scores[batch] = best.rows, best.scores
-        return found
+            hits = self._index.search(self.encoder.encode(queries[batch], is_query=True), k)
+            best.rows[batch] = hits.rows
+            best.scores[batch] = hits.scores
+        return best
 
     def __len__(self) -> int:
         return len(self.corpus)
@@ -295,19 +295,20 @@ def _rescore_factor(args: RetrieverArguments) -> int:
     return args.rescore_factor if is_lossy(args.index_factory) else 0
 
 
-def _open_index(built: BuiltIndex, factor: int, device: str) -> Any:
+def _open_index(built: BuiltIndex, factor: int, device: str) -> FaissIndex | VectorSource:
     """Open an index for FAISS, or from shards: an exact one on a GPU or beyond the memory."""
     import faiss
 
-    source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
+    counts = built.manifest.counts
+    source = vector_source(find_shards(built.folder), counts["dim"])
     where = choose_device(device)
     file = built.folder / _FAISS
-    is_exact = built.manifest.counts["is_exact"]
-    if not file.exists() or (is_exact and (where.type == "cuda" or not source.fits_in_memory)):
+    is_large = where.type == "cuda" or not source.fits_in_memory
+    if not file.exists() or (counts["is_exact"] and is_large):
         return replace(source, device=str(where))
     # An exact one is mapped, so that processes share its pages.
     index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-    return Rescored(index, source.read, factor=factor) if factor else index
+    return FaissIndex(index, source.read, factor)
 
 
 def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
@@ -336,23 +337,23 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     folder = request.output_dir or artifact_dir(request.context.artifacts / INDEXES, name, fields)
     if not is_finished(folder):
         empty_index(args.index_factory, encoder.width, len(corpus))
-    found = _find_whole(folder, fields)
-    is_sole = context.is_main and context.part is None
-    with lock_folder(folder, wait=True) if not found and is_sole else nullcontext():
+    finished = _find_whole(folder, fields)
+    is_sole = context.is_main and not context.worker.is_part
+    with lock_folder(folder, wait=True) if not finished and is_sole else nullcontext():
         context.barrier()  # the main process has the folder: what all see now is the same
-        found = found or _find_whole(folder, fields)
-        if found is None:
+        finished = finished or _find_whole(folder, fields)
+        if finished is None:
             return _build(request, encoder, folder, fields)
-        return BuiltIndex(folder, found, len(corpus))
+        return BuiltIndex(folder, finished, len(corpus))
 
 
-def _fields(request: IndexRequest, encoder: Encoder) -> dict[str, Json]:
+def _fields(request: IndexRequest, encoder: Encoder) -> Fields:
     """Return what decides an index."""
     made_of = {**request.corpus.fingerprint, **encoder.fingerprint}
     return {**made_of, "factory": request.args.index_factory, "metric": "ip"}
 
 
-def _find_whole(folder: Path, fields: Mapping[str, Json]) -> Manifest | None:
+def _find_whole(folder: Path, fields: Fields) -> Manifest | None:
     """Return a finished index's manifest; None where it must be built, at least in part."""
     if not is_finished(folder):
         return None
@@ -362,62 +363,56 @@ def _find_whole(folder: Path, fields: Mapping[str, Json]) -> Manifest | None:
         return None
 
 
-def _build(
-    request: IndexRequest, encoder: Encoder, folder: Path, fields: Mapping[str, Json]
-) -> BuiltIndex:
+def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields) -> BuiltIndex:
     """Encode what is missing, write the FAISS index, and the manifest last.
 
-    Processes share the shards; the main one makes the FAISS index. This job holds the folder's
-    lock, unless it is a part, which ends with its shards.
+    Workers share the shards; the main one makes the FAISS index. This job holds the folder's lock,
+    unless it is a part, which ends with its shards.
     """
     args = request.args
     corpus = request.corpus
     context = request.context
     began = time.monotonic()
     shards = plan_shards(folder, len(corpus), args.shard_rows)
-    kept = {part for shard in shards for part in (shard.path, shard.record_path)}
-    made_of = vectors_digest(corpus.fingerprint, encoder)
-    mine = context.worker.share(shards)
+    made_of = digest({**corpus.fingerprint, **encoder.fingerprint})
+    is_part = context.worker.is_part
     if context.is_main:
-        if is_finished(folder) and context.part is None:  # but damaged: what is whole is reused
+        if is_finished(folder) and not is_part:  # but damaged: what is whole is reused
             set_aside(folder / MANIFEST, f"{folder} is not whole")
         refuse_strangers(folder, (*_FILES, "*.damaged"))
-        for pattern in _FILES:  # of another plan, or of a job stopped before its manifest
-            for path in set(folder.glob(pattern)) - kept:
+        planned = {shard.path.stem for shard in shards}
+        for path in list(chain.from_iterable(map(folder.glob, _FILES))):
+            if path.stem not in planned:  # of another plan, or of a job stopped before its manifest
                 path.unlink(missing_ok=True)  # another part's doing
         take_over_shards(shards, made_of, request.context.artifacts / INDEXES)
-        # Parts leave it to the last command to compare all bytes.
-        missing = {s for s in shards if not s.is_done(made_of, compare=context.part is None)}
+        for shard in shards:  # parts leave it to the last command to compare all bytes
+            is_there = shard.record_path.exists()
+            if is_there and not shard.is_done(made_of, compare=not is_part):
+                shard.record_path.unlink(missing_ok=True)
+    context.barrier()  # tidied: a shard is done where its record is there
+    missing = [shard for shard in shards if not shard.record_path.exists()]
+    if context.is_main:
         logger.info("%s of %s shards already there", len(shards) - len(missing), len(shards))
-        context.barrier()  # tidied, and counted before others write
-    else:
-        context.barrier()
-        missing = {shard for shard in mine if not shard.is_done(made_of)}
-    mine = [shard for shard in mine if shard in missing]
-    encode_shards(mine, corpus, encoder, made_of=made_of, context=context)
-    if context.part is not None:
-        num_left = sum(not shard.is_done(made_of, compare=False) for shard in mine)
+    context.barrier()  # all have looked before one of them writes
+    encode_shards(missing, corpus, encoder, made_of=made_of, context=context)
+    if is_part:
+        num_left = sum(not shard.record_path.exists() for shard in missing)
         raise PartDone(f"{folder}: {num_left} of {len(shards)} shards are still with other parts")
     context.barrier()  # all encoded
     if context.is_main:
-        for left in folder.glob(".*.partial*"):  # by lost workers
-            left.unlink()
         source = vector_source(shards, encoder.width)
         factor = _rescore_factor(args)
-        about = build_faiss(source, args.index_factory, folder / _FAISS, rescore_factor=factor)
-        names = sorted(path.name for pattern in _FILES for path in folder.glob(pattern))
-        files = record_files(folder, names)
-        about |= {
-            "shard_rows": args.shard_rows,
-            "cut": sum(shard.read_record()["cut"] for shard in shards),
-            "bytes": sum(int(record["bytes"]) for record in files.values()),
-            **write_recipe(args, corpus),
-        }
+        counts = build_faiss(source, args.index_factory, folder / _FAISS, rescore_factor=factor)
+        paths = chain.from_iterable(map(folder.glob, _FILES))
+        files = record_files(folder, sorted(path.name for path in paths))
+        counts["shard_rows"] = args.shard_rows
+        counts["cut"] = sum(shard.read_record()["cut"] for shard in shards)
+        counts["bytes"] = sum(record["bytes"] for record in files.values())
         write_manifest(
             folder,
             stage=STAGE,
             fingerprint=fields,
-            counts=about,
+            counts={**counts, **write_recipe(args, corpus)},
             seconds=time.monotonic() - began,
             files=files,
         )
@@ -428,8 +423,8 @@ def _build(
 
 # A corpus' vectors on disk: float16 shards, each with a record, made by all who share the work.
 #
-# A shard is done when its record, written last, is there, names the same vectors, and its checksum
-# matches. Anything else is computed again.
+# A shard is done when its record, written last, is there. A job first deletes records that do not
+# name the same vectors, or whose checksum does not match.
 
 
 @dataclass(frozen=True)
@@ -450,11 +445,6 @@ class Shard:
     def record_path(self) -> Path:
         return self.path.with_suffix(".json")
 
-    @property
-    def taken_path(self) -> Path:
-        """What a part of a job makes to take it."""
-        return self.folder / f".{self.path.stem}.taken.partial"
-
     def __len__(self) -> int:
         return self.stop - self.start
 
@@ -468,10 +458,9 @@ class Shard:
     def is_done(self, made_of: str, *, compare: bool = True) -> bool:
         """Return whether the vectors are there, those of this digest and, if compared, whole."""
         record = self.read_record()
-        same = (record.get("rows"), record.get("made_of")) == ([self.start, self.stop], made_of)
-        files = record.get("files", {})
-        damaged = find_damage(self.folder, files) if compare else ()
-        return same and self.path.name in files and not any(damaged)
+        if record.get("rows") != [self.start, self.stop] or record.get("made_of") != made_of:
+            return False
+        return not compare or not any(find_damage(self.folder, record["files"]))
 
 
 def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
@@ -482,17 +471,12 @@ def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
     ]
 
 
-def vectors_digest(corpus_fields: Mapping[str, Json], encoder: Encoder) -> str:
-    """Return the digest of all that determines a shard's vectors, besides its rows."""
-    return digest({**corpus_fields, **encoder.fingerprint})
-
-
-def take_over_shards(shards: Sequence[Shard], made_of: str, home: Path) -> None:
-    """Reuse the same vectors (`made_of`) of other indexes in `home`, such as another factory's.
+def take_over_shards(shards: Sequence[Shard], made_of: str, indexes: Path) -> None:
+    """Reuse the same vectors (`made_of`) of other indexes in a folder, such as another factory's.
 
     Files are linked, or copied where the disk cannot: shards are replaced, never changed in place.
     """
-    for record_path in sorted(home.glob(f"*/{shards[0].record_path.name}")):
+    for record_path in sorted(indexes.glob(f"*/{shards[0].record_path.name}")):
         for ours in shards:
             theirs = replace(ours, folder=record_path.parent)
             if not ours.is_done(made_of) and theirs.is_done(made_of):
@@ -511,21 +495,22 @@ def _link_or_copy(source: Path, target: Path) -> None:
 def encode_shards(
     shards: Sequence[Shard], corpus: Corpus, encoder: Encoder, *, made_of: str, context: Context
 ) -> None:
-    """Encode these shards and write each with its record; reading, encoding and writing overlap.
+    """Encode the shards that this worker claims, and write each with its record.
 
-    A part of a job encodes those that it takes.
+    Reading, encoding and writing overlap. `made_of` is the digest of all that determines vectors,
+    besides their rows.
 
     Raises:
         ModelError: If a vector is not finite, in float32 or in float16.
         ArtifactError: If the encoder's files changed meanwhile.
         OSError: If the disk is full; what was being written is removed, done shards stay.
     """
-    num_cut: dict[int, int] = {}
+    num_cut: dict[Shard, int] = {}
 
     def prepare(shard: Shard) -> list[TokenChunk]:
         texts = corpus.slice(shard.start, shard.stop)
         chunks = encoder.tokenize(texts, first=shard.start)
-        num_cut[shard.number] = sum(chunk.num_cut for chunk in chunks)
+        num_cut[shard] = sum(chunk.num_cut for chunk in chunks)
         return chunks
 
     def keep(shard: Shard, finish: Callable[[], npt.NDArray[Any]]) -> None:
@@ -534,21 +519,18 @@ def encode_shards(
         record = {
             "rows": [shard.start, shard.stop],
             "made_of": made_of,
-            "cut": num_cut[shard.number],
+            "cut": num_cut[shard],
             "files": record_files(shard.folder, [shard.path.name]),
         }
         write_sealed(shard.record_path, record)
-        shard.taken_path.unlink(missing_ok=True)
+        claim_path(shard.record_path).unlink(missing_ok=True)
 
-    total = sum(map(len, shards))
+    claimed = context.worker.claim(shards, lambda shard: shard.record_path)
+    total = sum(map(len, context.worker.share(shards)))
     is_quiet = not (context.shows_progress and shards)
-    taken: Iterable[Shard] = shards
-    if context.part is not None:
-        is_there = partial(Shard.is_done, made_of=made_of, compare=False)
-        taken = context.part.take(shards, lambda shard: shard.taken_path, is_there)
     with Bar(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
         begin = partial(encoder.begin, in_half=True, advance=bar.update)
-        run_overlapped(taken, prepare, begin, keep=keep)
+        run_overlapped(claimed, prepare, begin, keep=keep)
 
 
 def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
@@ -558,11 +540,11 @@ def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
     lasts = np.searchsorted(rows, [shard.stop for shard in shards])
     if missing := len(rows) - int((lasts - firsts).sum()):
         raise DamageError(f"{shards[0].folder} lacks {missing} vectors")
-    parts = [
-        read_array(shards[i].path)[rows[firsts[i] : lasts[i]] - shards[i].start]
-        for i in np.flatnonzero(lasts > firsts).tolist() or [0]
-    ]
-    return np.concatenate(parts)
+    blocks = []
+    for i in np.flatnonzero(lasts > firsts).tolist() or [0]:
+        shard_rows = rows[firsts[i] : lasts[i]] - shards[i].start
+        blocks.append(read_array(shards[i].path)[shard_rows])
+    return np.concatenate(blocks)
 
 
 def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:

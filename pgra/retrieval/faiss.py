@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,42 +57,38 @@ def _choose_products(num_queries: int) -> None:
     faiss.cvar.distance_compute_blas_threshold = wanted
 
 
-def nearest(queries: Vectors, among: Any, k: int, *, device: str = "cpu") -> Candidates:
-    """Return each query's k largest inner products with a collection, (B, k), ties by row.
+Block = tuple[Rows, Any]  # rows (n,) of a collection, and their vectors (n, D)
 
-    Memory holds the queries, one block, and k hits a query. With fewer vectors than k the rest is
-    missing.
+
+def nearest(queries: Vectors, blocks: Sequence[Block], k: int) -> Candidates:
+    """Return each query's k largest inner products, (B, k), ties by row at the border too.
+
+    With fewer vectors than k the rest is missing. The blocks are as those of `scan`.
+    """
+    size = sum(len(rows) for rows, _ in blocks)
+    depth = min(k + 1, size)
+    while True:
+        best = scan(queries, blocks, depth)
+        is_whole = depth == size or k == 0
+        if is_whole or (best.scores[:, k - 1] > best.scores[:, -1]).all():
+            return Candidates.best(best.rows, best.scores, k)
+        depth = min(2 * depth, size)
+
+
+def scan(
+    queries: Vectors, blocks: Iterable[Block], depth: int, *, device: str = "cpu"
+) -> Candidates:
+    """Return each query's largest inner products, (B, depth), in one pass over blocks.
+
+    Memory holds the queries, one block, and the hits. Of rows whose products differ by less than
+    float32's rounding, either may be left out at the border.
 
     Args:
         queries: (B, D) float32, finite.
-        among: The collection: vectors (n, D); or blocks, rows (n,) with their vectors (n, D), in
-            any order, each row once; or a FAISS index, or what has its `search(queries, k)`. Of
-            vectors and of a list of blocks ties at the border go by row too; elsewhere, of rows
-            whose products differ by less than float32's rounding, either may be left out.
-        k: Hits a query.
-        device: What multiplies blocks: "cpu", "cuda", "cuda:1", ...
+        blocks: The collection, in any order, each row once.
+        depth: Hits a query; missing ones where there are fewer vectors.
+        device: What multiplies: "cpu", "cuda", "cuda:1", ...
     """
-    if hasattr(among, "search"):
-        _choose_products(len(queries))
-        scores, rows = among.search(queries, k)
-        return Candidates.best(rows, scores, k)
-    if isinstance(among, np.ndarray):
-        among = [(np.arange(len(among)), among)]
-    if not isinstance(among, list):
-        return _best_of_blocks(queries, among, k, device)
-    size = sum(len(rows) for rows, _ in among)
-    fetched = min(k + 1, size)
-    while True:
-        found = _best_of_blocks(queries, among, fetched, device)
-        is_whole = fetched == size or k == 0
-        if is_whole or (found.scores[:, k - 1] > found.scores[:, -1]).all():
-            return Candidates.best(found.rows, found.scores, k)
-        fetched = min(2 * fetched, size)
-
-
-def _best_of_blocks(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Any]], depth: int, device: str
-) -> Candidates:
     # On a CPU FAISS looks at the products while they are in the cache, where torch and numpy write
     # them all out before they choose. faiss-cpu cannot use a GPU; torch can.
     search = _search_by_faiss if device == "cpu" else _search_by_torch
@@ -101,7 +97,7 @@ def _best_of_blocks(
 
 
 def _search_by_faiss(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, _device: str
+    queries: Vectors, blocks: Iterable[Block], depth: int, _device: str
 ) -> tuple[Rows, Vectors]:
     import faiss
 
@@ -115,27 +111,27 @@ def _search_by_faiss(
 
 
 def _search_by_torch(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Any]], depth: int, device: str
+    queries: Vectors, blocks: Iterable[Block], depth: int, device: str
 ) -> tuple[Rows, Vectors]:
     """Select by products in the blocks' dtype; score a few more than asked for in float32."""
     import torch
 
-    asked = torch.from_numpy(queries).to(device)
-    unit = torch.nn.functional.normalize(asked, dim=1)  # so that no product overflows float16
-    scores = torch.full((len(asked), depth), -torch.inf, device=device)
-    rows = torch.full((len(asked), depth), MISSING_ROW, device=device)
+    wide = torch.from_numpy(queries).to(device)
+    unit = torch.nn.functional.normalize(wide, dim=1)  # so that no product overflows float16
+    scores = torch.full((len(wide), depth), -torch.inf, device=device)
+    rows = torch.full((len(wide), depth), MISSING_ROW, device=device)
     for block_rows, vectors in blocks:
         block = torch.as_tensor(vectors, device=device)
         names = torch.from_numpy(block_rows).to(device)
         count = min(depth + _SPARE, len(block))
         step = max(1, _GATHERED // (count * block.shape[1]))
-        for start in range(0, len(asked), step):
-            part = slice(start, start + step)
-            places = (unit[part].to(block.dtype) @ block.T).topk(count, dim=1).indices
-            new = (asked[part, None] @ block[places].float().swapaxes(1, 2))[:, 0]
-            merged, order = torch.cat([scores[part], new], dim=1).topk(depth, dim=1)
-            scores[part] = merged
-            rows[part] = torch.cat([rows[part], names[places]], dim=1).gather(1, order)
+        for start in range(0, len(wide), step):
+            group = slice(start, start + step)
+            places = (unit[group].to(block.dtype) @ block.T).topk(count, dim=1).indices
+            new = (wide[group, None] @ block[places].float().swapaxes(1, 2))[:, 0]
+            merged, order = torch.cat([scores[group], new], dim=1).topk(depth, dim=1)
+            scores[group] = merged
+            rows[group] = torch.cat([rows[group], names[places]], dim=1).gather(1, order)
     return rows.cpu().numpy(), scores.cpu().numpy()
 
 
@@ -168,17 +164,16 @@ class VectorSource:
     def blocks(self) -> Iterator[Vectors]:
         return (block.astype(np.float32) for block in self.halves())
 
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Return scores and rows, (B, k) each, as FAISS does, but for float32's rounding."""
+    def search(self, queries: Vectors, k: int) -> Candidates:
+        """Return each query's best k, (B, k), as `scan`."""
         if self.device == "cpu":
-            blocks: Iterable[tuple[Rows, Any]] = numbered(self.blocks())
+            blocks: Iterable[Block] = numbered(self.blocks())
         else:
             blocks = self._held or numbered(self.halves())
-        best = _best_of_blocks(queries, blocks, k, self.device)
-        return best.scores, best.rows
+        return scan(queries, blocks, k, device=self.device)
 
     @cached_property
-    def _held(self) -> list[tuple[Rows, Any]]:
+    def _held(self) -> list[Block]:
         """The float16 vectors on the GPU, in large blocks; none where they do not fit."""
         import torch
 
@@ -191,12 +186,63 @@ class VectorSource:
         return list(numbered(torch.split(whole, _GPU_ROWS)))
 
 
-def numbered(blocks: Iterable[Any]) -> Iterator[tuple[Rows, Any]]:
+def numbered(blocks: Iterable[Any]) -> Iterator[Block]:
     """Yield blocks of vectors with their rows, from 0."""
     start = 0
     for block in blocks:
         yield np.arange(start, start + len(block)), block
         start += len(block)
+
+
+# Exact scores for what a lossy index finds: its hits and more are compared again, in float16.
+
+
+# The vectors are float16's from the start; an IVF's scalar quantizer rounds differences instead.
+_LOSSLESS = re.compile(r"SQfp16|(IVF\d+(_HNSW\d+)?,)?Flat|(HNSW|NSG)\d+(,Flat)?")
+_GROUP_BYTES = 1 << 26  # of the vectors that are read at once
+
+
+def is_lossy(factory: str) -> bool:
+    """Return whether an index keeps less of a vector than float16 does.
+
+    A factory string that is not known to keep all of it counts as lossy: rescoring costs little.
+    """
+    return _LOSSLESS.fullmatch(factory) is None
+
+
+class FaissIndex:
+    """A FAISS index; with a `factor`, its hits are scored again by the vectors on disk.
+
+    `read` returns the vectors (n, D) of n rising rows; `factor` hits are taken for each one kept.
+    """
+
+    def __init__(self, index: Any, read: Callable[[Rows], Vectors], factor: int) -> None:
+        self._index = index
+        self._read = read
+        self._factor = factor
+
+    def search(self, queries: Vectors, k: int) -> Candidates:
+        """Return each query's best k, (B, k).
+
+        Of rows whose scores differ by less than float32's rounding, either may be left out.
+        """
+        _choose_products(len(queries))
+        depth = min(k * self._factor, self._index.ntotal) if self._factor else k
+        scores, rows = self._index.search(queries, depth)
+        if self._factor:
+            step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * depth))
+            for start in range(0, len(queries), step):
+                group = slice(start, start + step)
+                scores[group] = self._score(queries[group], rows[group])
+        return Candidates.best(rows, scores, k)
+
+    def _score(self, queries: Vectors, rows: Rows) -> Vectors:
+        distinct, places = np.unique(rows, return_inverse=True)
+        is_there = distinct != MISSING_ROW
+        vectors = np.zeros((len(distinct), queries.shape[1]), np.float32)
+        vectors[is_there] = self._read(distinct[is_there])
+        # (b, 1, D) by (b, D, K): each query with its own hits only.
+        return (queries[:, None] @ vectors[places.reshape(rows.shape)].swapaxes(1, 2))[:, 0]
 
 
 # How much an approximate index loses: its answers beside an exact search, on a sample.
@@ -210,12 +256,12 @@ _FIRST_VALUES = {"nprobe": 1, "efSearch": 16}
 _LAST_VALUE = 1024
 
 
-def measure_recall(index: Any, queries: Vectors, neighbors: Rows) -> float:
+def measure_recall(index: FaissIndex, queries: Vectors, neighbors: Rows) -> float:
     """Return the share of the true neighbors (n, K) that an index finds among as many."""
-    found = nearest(queries, index, neighbors.shape[1]).rows
-    pairs = zip(found, neighbors, strict=True)
-    num_found = sum(len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs)
-    return round(num_found / neighbors.size, 4)
+    hits = index.search(queries, neighbors.shape[1]).rows
+    lines = zip(neighbors, hits, strict=True)
+    num_true = sum(np.count_nonzero(np.isin(true, ours)) for true, ours in lines)
+    return round(num_true / neighbors.size, 4)
 
 
 def _draw_rows(num_rows: int, size: int) -> Rows:
@@ -241,62 +287,15 @@ def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
     else:
         return {}
     last = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE)
-    found = 0.0
+    share = 0.0
     while True:
         space.set_index_parameter(index, name, value)
-        before = found
-        found = recall()
-        is_stuck = found - before < _WORTH_IT and before > 0
-        if found >= GOOD_RECALL or is_stuck or value >= last:
+        before = share
+        share = recall()
+        is_stuck = share - before < _WORTH_IT and before > 0
+        if share >= GOOD_RECALL or is_stuck or value >= last:
             return {name: value}
         value = min(2 * value, last)
-
-
-# Exact scores for what a lossy index finds: its hits and more are compared again, in float16.
-
-
-# The vectors are float16's from the start; an IVF's scalar quantizer rounds differences instead.
-_LOSSLESS = re.compile(r"SQfp16|(IVF\d+(_HNSW\d+)?,)?Flat|(HNSW|NSG)\d+(,Flat)?")
-_GROUP_BYTES = 1 << 26  # of the vectors that are read at once
-
-
-def is_lossy(factory: str) -> bool:
-    """Return whether an index keeps less of a vector than float16 does.
-
-    A factory string that is not known to keep all of it counts as lossy: rescoring costs little.
-    """
-    return _LOSSLESS.fullmatch(factory) is None
-
-
-class Rescored:
-    """A lossy index whose hits are scored again by the vectors on disk.
-
-    `read` returns the vectors (n, D) of n rising rows; `factor` hits are taken for each one kept.
-    """
-
-    def __init__(self, index: Any, read: Callable[[Rows], Vectors], *, factor: int) -> None:
-        self._index = index
-        self._read = read
-        self._factor = factor
-
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Return scores and rows, (B, k) each, of the best of the index's k times `factor` hits."""
-        _, rows = self._index.search(queries, min(k * self._factor, self._index.ntotal))
-        step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * rows.shape[1]))
-        scores = np.full(rows.shape, -np.inf, np.float32)
-        for start in range(0, len(queries), step):
-            group = slice(start, start + step)
-            scores[group] = self._score(queries[group], rows[group])
-        best = Candidates.best(rows, scores, k)
-        return best.scores, best.rows
-
-    def _score(self, queries: Vectors, rows: Rows) -> Vectors:
-        distinct, places = np.unique(rows, return_inverse=True)
-        is_there = distinct != MISSING_ROW
-        vectors = np.zeros((len(distinct), queries.shape[1]), np.float32)
-        vectors[is_there] = self._read(distinct[is_there])
-        # (b, 1, D) by (b, D, K): each query with its own hits only.
-        return (queries[:, None] @ vectors[places.reshape(rows.shape)].swapaxes(1, 2))[:, 0]
 
 
 # An index of a corpus' vectors: made, measured, written, and opened again.
@@ -385,14 +384,10 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
 def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str, Json]:
     """Tune the search on some passages; return the recall on others."""
     logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
-    searched = index
-    if rescore_factor:
-        searched = Rescored(index, source.read, factor=rescore_factor)
+    searched = FaissIndex(index, source.read, rescore_factor)
     vectors = source.read(_draw_rows(source.num_rows, 2 * SAMPLE))
-    true = nearest(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
+    true = scan(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
     setting = tune_search(index, lambda: measure_recall(searched, vectors[::2], true[::2]))
-    others = slice(1 if len(vectors) > 1 else 0, None, 2)
-    return {
-        "search": setting,
-        f"recall@{true.shape[1]}": measure_recall(searched, vectors[others], true[others]),
-    }
+    others = slice(min(1, len(vectors) - 1), None, 2)
+    recall = measure_recall(searched, vectors[others], true[others])
+    return {"search": setting, f"recall@{true.shape[1]}": recall}

@@ -6,11 +6,11 @@ Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's encode
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pgra.data.text import LEAK_JACCARD, copy_key, text_key
 from pgra.errors import ModelError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import nearest
-from pgra.types import MISSING_ROW, Candidates, Example, Json
+from pgra.types import MISSING_ROW, Candidates, Example, Fields
 
 if TYPE_CHECKING:
     from pgra.encoders.encoder import Encoder
@@ -85,18 +85,16 @@ class LeakGuard:
         jaccard = self.jaccard
         if jaccard is None:
             return lambda _: False
-        own = text_key(query).split()
-        words = frozenset(own)
-        content = _content(own)
+        words = text_key(query).split()
+        distinct = frozenset(words)
+        content = _content(words)
 
         def is_leak(row: int) -> bool:
-            theirs = self._words_of(row)
-            others = frozenset(theirs)
-            common = len(words & others)
+            others = self._words_of(row)
             return (
-                common >= jaccard * (len(words) + len(others) - common)
-                or self._is_respelt(own, theirs)
-                or self._is_respelt(content, _content(theirs))
+                len(distinct.intersection(others)) >= jaccard * len(distinct.union(others))
+                or self._is_respelt(words, others)
+                or self._is_respelt(content, _content(others))
             )
 
         return is_leak
@@ -109,16 +107,18 @@ class LeakGuard:
     @cached_property
     def _num_texts(self) -> Counter[str]:
         """The number of texts that contain each word."""
-        rows = range(len(self._texts))
-        return Counter(word for row in rows for word in frozenset(self._words_of(row)))
+        counts: Counter[str] = Counter()
+        for row in range(len(self._texts)):
+            counts.update({*self._words_of(row)})
+        return counts
 
-    def _is_respelt(self, own: Sequence[str], other: Sequence[str]) -> bool:
+    def _is_respelt(self, words: Sequence[str], others: Sequence[str]) -> bool:
         """Return whether two texts differ in spaces, or in one misspelt word alone."""
-        if "".join(own) == "".join(other):
+        if "".join(words) == "".join(others):
             return True
-        if len(own) != len(other):
+        if len(words) != len(others):
             return False
-        pairs = [(a, b) for a, b in zip(own, other, strict=True) if a != b]
+        pairs = [pair for pair in zip(words, others, strict=True) if pair[0] != pair[1]]
         if len(pairs) != 1 or not _is_one_slip(*pairs[0]):
             return False
         return min(self._num_texts[word] for word in pairs[0]) <= 1
@@ -135,24 +135,25 @@ class LeakGuard:
         most = len(self.distinct)
         depth = min(most, k + 1 if depth is None else depth)
         while True:
-            found = search(depth)
-            shown = Candidates.missing(len(queries), k)
+            hits = search(depth)
+            nearest = Candidates.missing(len(queries), k)
             dropped = np.zeros(len(queries), dtype=np.int64)
             for line, query in enumerate(queries):
                 is_leak = self.leaks(query)
-                kept = 0
-                for row, score in zip(found.rows[line].tolist(), found.scores[line], strict=True):
-                    if row == MISSING_ROW or kept == k:
+                count = 0
+                for rank, row in enumerate(hits.rows[line].tolist()):
+                    if row == MISSING_ROW or count == k:
                         break
                     if is_leak(row):
                         dropped[line] += 1
                         continue
-                    shown.rows[line, kept], shown.scores[line, kept] = row, score
-                    kept += 1
-            is_short = (shown.rows == MISSING_ROW).any(axis=1)
-            has_more = (found.rows != MISSING_ROW).all(axis=1)  # BM25 finds no row without a word
+                    nearest.rows[line, count] = row
+                    nearest.scores[line, count] = hits.scores[line, rank]
+                    count += 1
+            is_short = (nearest.rows == MISSING_ROW).any(axis=1)
+            has_more = (hits.rows != MISSING_ROW).all(axis=1)  # BM25 finds no row without a word
             if depth == most or not (is_short & has_more).any():
-                return shown, dropped
+                return nearest, dropped
             depth = min(most, _DEEPER * depth)
 
 
@@ -160,22 +161,22 @@ def _content(words: Sequence[str]) -> Sequence[str]:
     return [word for word in words if word not in _FILLERS] or words
 
 
-def _is_one_slip(one: str, other: str) -> bool:
+def _is_one_slip(word: str, other: str) -> bool:
     from rapidfuzz.distance import OSA
 
     # What has no upper case may be a script without spaces, where a "word" is a whole text.
-    if not all(word.isalpha() and word != word.upper() for word in (one, other)):
+    if not all(text.isalpha() and text != text.upper() for text in (word, other)):
         return False
-    is_swap = sorted(one) == sorted(other)
-    is_long = max(len(one), len(other)) >= _LONG_WORD
-    return (is_long or is_swap) and OSA.distance(one, other, score_cutoff=1) == 1
+    is_swap = sorted(word) == sorted(other)
+    is_long = max(len(word), len(other)) >= _LONG_WORD
+    return (is_long or is_swap) and OSA.distance(word, other, score_cutoff=1) == 1
 
 
 class ExampleEncoder(Protocol):
     """What examples are compared by: a text encoder, or an LM under a prompt."""
 
     @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
+    def query_fingerprint(self) -> Fields:
         """All that determines an example's vector, besides the example."""
 
     @property
@@ -195,10 +196,10 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
 
     if args.neighbor_encoder == "encoder":
         return Encoder.load(args, device=device)
-    fixed: dict[str, Any] = {"pooling": "mean", "encoder_dtype": "float32", "query_prompt": None}
-    encoder = Encoder.load(replace(args, encoder=reader, **fixed), device=device)
+    args = replace(args, encoder=reader, pooling="mean", encoder_dtype="float32", query_prompt=None)
+    encoder = Encoder.load(args, device=device)
     if not hasattr(encoder.model.config, "relative_attention_num_buckets"):
-        raise ModelError(f"'{reader}' is no T5: use --neighbor_encoder encoder, or a T5")
+        raise ModelError(f"'{reader}' is not a T5: use --neighbor_encoder encoder, or a T5")
     return encoder
 
 
@@ -227,7 +228,7 @@ class Neighbors:
         return self._open()
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """Fingerprint of encoder and labelled examples."""
         return {
             "encoder": dict(self.encoder.query_fingerprint),
@@ -237,23 +238,22 @@ class Neighbors:
 
     def vectors(self, context: Context = ALONE) -> Vectors:
         """Encode the collection, or read its vectors: (n, D) float32. The main process encodes."""
-        root = self._root
-        known = self._vectors
-        if root is None:
-            count = 0 if known is None else len(known)
-            if known is None or count < len(self.examples):
-                new = self.encoder.encode_examples(self.examples[count:])
-                self._vectors = known = new if known is None else np.concatenate([known, new])
-            return known
-        if known is not None:
-            return known
-        made_of = {name: value for name, value in self.fingerprint.items() if name != "labels"}
+        vectors = self._vectors
+        if vectors is not None and (self._root or len(vectors) == len(self.examples)):
+            return vectors
+        if self._root is None:
+            count = 0 if vectors is None else len(vectors)
+            new = self.encoder.encode_examples(self.examples[count:])
+            self._vectors = new if vectors is None else np.concatenate([vectors, new])
+            return self._vectors
+        made_of = dict(self.fingerprint)
+        del made_of["labels"]
 
-        def build(folder: Path) -> Mapping[str, Json]:
+        def build(folder: Path) -> Fields:
             write_array(folder / "vectors.npy", self.encoder.encode_examples(self.examples))
             return {"examples": len(self.examples)}
 
-        folder = artifact_dir(root, "vectors", made_of)
+        folder = artifact_dir(self._root, "vectors", made_of)
         build_once(
             folder,
             stage="example vectors",
@@ -270,4 +270,7 @@ class Neighbors:
 
         A query in the collection is its own nearest: `LeakGuard` excludes it.
         """
-        return nearest(self.encoder.encode_examples(queries), self.vectors(context), k)
+        vectors = self.vectors(context)
+        return nearest(
+            self.encoder.encode_examples(queries), [(np.arange(len(vectors)), vectors)], k
+        )

@@ -10,19 +10,19 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from pgra.artifacts import Inputs, digest, file_checksum, write_aside
-from pgra.config import Arguments as _Arguments
-from pgra.config import arg
+from pgra.config import Arguments, arg
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever
-from pgra.types import MISSING_ROW, Candidates, Json
+from pgra.types import MISSING_ROW, Candidates, Fields
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _ID_HEADER = re.compile(r"\W*(_*id|(q|query|topic)[\W_]*(id|num|number)|query|to
 
 
 @dataclass(kw_only=True)
-class RunFileArguments(_Arguments):
+class RunFileArguments(Arguments):
     """Which queries a run file is of."""
 
     GROUP = "Retriever"
@@ -66,14 +66,14 @@ def read_query_table(path: Path) -> dict[str, str]:
 
 def _pairs(path: Path) -> Iterator[Record]:
     for number, line in enumerate(read_lines(path), 1):
-        place = f"{path}, line {number}"
+        where = f"{path}, line {number}"
         cells = line.strip("\r\n").split("\t")
         if number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
-            logger.warning("%s: '%s' is a header and left out", place, " ".join(cells))
+            logger.warning("%s: '%s' is a header and left out", where, " ".join(cells))
         elif len(cells) == 2:
-            yield Record(number, {"id": cells[0], "text": cells[1]}, place)
+            yield Record(number, dict(zip(("id", "text"), cells, strict=True)), where)
         elif cells != [""]:
-            raise DataError(f"{place}: {len(cells)} columns, not two: an id, a tab, and a text")
+            raise DataError(f"{where}: {len(cells)} columns, not two: an id, a tab, and a text")
 
 
 def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
@@ -95,8 +95,8 @@ def find_rows(corpus: Corpus, wanted: Collection[str | int]) -> dict[str, int]:
 
 def find_docnos(corpus: Corpus, candidates: Candidates) -> dict[int, str]:
     """Return the names of candidates in a run, by row. Raises as `find_rows`."""
-    wanted = set(np.unique(candidates.rows).tolist()) - {MISSING_ROW}
-    return {row: docno for docno, row in find_rows(corpus, wanted).items()}
+    rows = set(np.unique(candidates.rows).tolist()) - {MISSING_ROW}
+    return {row: docno for docno, row in find_rows(corpus, rows).items()}
 
 
 def write_run(
@@ -150,19 +150,19 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
 
 def _read(path: Path, reader: str, text: str, most: float) -> dict[str, dict[str, Any]]:
     """Return values by query and passage, and refuse what would give a wrong number."""
-    found: dict[str, dict[str, Any]] = {}
     import ir_measures
 
-    read = getattr(ir_measures, reader)
+    table: dict[str, dict[str, Any]] = {}
     with reading(path):
-        lines = [line[:3] for line in read(io.StringIO(text))]
-    for query, docno, value in lines:
-        if docno in found.setdefault(query, {}):
+        lines = list(getattr(ir_measures, reader)(io.StringIO(text)))
+    for query, docno, value, *_ in lines:
+        values = table.setdefault(query, {})
+        if docno in values:
             raise DataError(f"{path}: duplicate '{docno}' for '{query}'")
         if not abs(value) <= most:  # NaN too
             raise DataError(f"{path}: a value is {value}, beyond {most:g}")
-        found[query][docno] = value
-    return found
+        values[docno] = value
+    return table
 
 
 def measure_run(
@@ -190,25 +190,30 @@ def measure_run(
     judged = {query: qrels[query] for query in queries if query in qrels}
     if not judged:
         raise DataError(f"no query is judged: the qrels have no query '{queries[0]}', for example")
-    depths = sorted({10, candidates.rows.shape[1]})
-    measures = [ir.nDCG @ 10, ir.RR @ 10, ir.P @ 10, *(ir.R @ depth for depth in depths)]
-    run = {  # scores that fall by rank: each measure would break ties in a way of its own
-        query: {docnos[row]: -rank for rank, row in enumerate(rows) if row != MISSING_ROW}
-        for query, rows in zip(queries, candidates.rows.tolist(), strict=True)
-    }
+    measures = [ir.nDCG @ 10, ir.RR @ 10, ir.P @ 10]
+    measures += [ir.R @ depth for depth in sorted({10, candidates.rows.shape[1]})]
+    run = {}
+    for query, rows in zip(queries, candidates.rows.tolist(), strict=True):
+        # Scores that fall by rank: each measure would break ties in a way of its own.
+        run[query] = {docnos[row]: -rank for rank, row in enumerate(rows) if row != MISSING_ROW}
     means = ir.calc_aggregate(measures, judged, run)
     return {str(measure): float(means[measure]) for measure in measures}
 
 
 def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None:
     """Warn of passages judged relevant that are not in the corpus, and so count as not found."""
-    wanted = {docno for one in judged for docno, grade in one.items() if grade > 0}
-    rows = find_rows(corpus, wanted)
-    if unknown := [name for name in wanted if rows.get(name, MISSING_ROW) == MISSING_ROW]:
+    relevant: set[str] = set()
+    for grades in judged:
+        relevant |= {docno for docno, grade in grades.items() if grade > 0}
+    rows = find_rows(corpus, relevant)
+    unknown = [docno for docno in relevant if rows.get(docno, MISSING_ROW) == MISSING_ROW]
+    if unknown:
         logger.warning(
             "%d of %d relevant passages are not in the corpus (such as '%s') and count as not "
             "found: dropped as duplicates or by --max_passages, or named by another --corpus_id",
-            *(len(unknown), len(wanted), min(unknown)),
+            len(unknown),
+            len(relevant),
+            min(unknown),
         )
 
 
@@ -218,19 +223,19 @@ def drop_self(
     """Drop the passage that has its query's id; the others move up."""
     rows = candidates.rows.copy()
     for line, query in enumerate(queries):
-        own = [docnos.get(row) == query for row in rows[line].tolist()]
-        rows[line, own] = MISSING_ROW
+        is_self = [docnos.get(row) == query for row in rows[line].tolist()]
+        rows[line, is_self] = MISSING_ROW
     return Candidates.best(rows, candidates.scores, rows.shape[1])
 
 
-# Queries of a file for `pgra search` and `pgra search`: a run is written and measured.
+# Queries of a file for `pgra search`: a run is written and measured.
 
 
 NUM_CANDIDATES = 100  # passages of a query in a run, by default
 
 
 @dataclass(kw_only=True)
-class QueryFileArguments(_Arguments):
+class QueryFileArguments(Arguments):
     """Queries of a file, and what becomes of what is found."""
 
     queries: str | None = arg(
@@ -257,7 +262,7 @@ class QueryFileArguments(_Arguments):
 
     def check(self) -> None:
         if self.drop_self and not self.is_run:
-            raise ConfigError("drop_self is of a run: add --trec FILE or --qrels FILE")
+            raise ConfigError("drop_self needs --trec FILE or --qrels FILE")
 
     @property
     def is_run(self) -> bool:
@@ -311,12 +316,12 @@ class RunRetriever(Retriever):
     refused. Queries with fewer candidates than are asked for end in missing ones; ties go by row.
     """
 
-    Arguments = RunFileArguments
+    options_class = RunFileArguments
 
     def __init__(
         self,
         scores: Mapping[str, Mapping[int, float]],
-        fingerprint: Mapping[str, Json],
+        fingerprint: Fields,
         inputs: Inputs,
     ) -> None:
         self._scores = scores
@@ -332,26 +337,25 @@ class RunRetriever(Retriever):
             DataError: If a file cannot be read, a passage of the run is unknown or duplicate, or
                 equal texts have different candidates.
         """
-        name = request.args.retriever.partition(":")[2]
         options = request.options
         assert isinstance(options, RunFileArguments)  # its own
-        path = Path(name)
+        path = Path(request.args.retriever.removeprefix("run:"))
         queries_path = Path(options.run_queries)
         corpus = request.corpus
         inputs = Inputs.of(file for file in (path, queries_path) if file.is_file())
         queries = read_query_table(queries_path)
         run = read_run(path)
-        docnos = {docno for lines in run.values() for docno in lines}
+        docnos = {*chain(*run.values())}
         rows = find_rows(corpus, docnos)
         if unknown := sorted(docnos - rows.keys()):
             raise DataError(f"{path}: passage '{unknown[0]}' is not in the corpus: see --corpus_id")
         scores: dict[str, dict[int, float]] = {}
         for query, text in queries.items():
-            own = {rows[docno]: score for docno, score in run.get(query, {}).items()}
-            own.pop(MISSING_ROW, None)
-            if scores.setdefault(_key(text), own) != own:
+            by_row = {rows[docno]: score for docno, score in run.get(query, {}).items()}
+            by_row.pop(MISSING_ROW, None)
+            if scores.setdefault(_key(text), by_row) != by_row:
                 raise DataError(f"{queries_path}: query '{query}' has another query's text")
-        fingerprint: dict[str, Json] = {
+        fingerprint = {
             **corpus.fingerprint,
             "run": file_checksum(path),
             "run_queries": file_checksum(queries_path),
@@ -361,15 +365,13 @@ class RunRetriever(Retriever):
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's first k candidates of the run; a DataError if it has none of one."""
-        found = Candidates.missing(len(queries), k)
+        best = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
-            own = self._scores.get(_key(query))
-            if not own:
+            scores = self._scores.get(_key(query))
+            if not scores:
                 raise DataError(f"query {show(query)} has no candidate in the run")
-            given = np.array([[*own.values()]], dtype=np.float32)
-            best = Candidates.best(np.array([[*own]], dtype=np.int64), given, k)
-            found.rows[line], found.scores[line] = best.rows[0], best.scores[0]
-        return found
+            best.fill(line, [*scores], [*scores.values()])
+        return best
 
 
 def _key(text: str) -> str:

@@ -30,7 +30,7 @@ class StrideArguments(Arguments):
 class Stride(Retriever):
     """Finds every n-th passage, from where a query's length says."""
 
-    Arguments = StrideArguments
+    options_class = StrideArguments
 
     def __init__(self, size, stride):
         self.size, self.stride = size, stride
@@ -61,7 +61,7 @@ class MonoT5Arguments(Arguments):
 class MonoT5(PairReranker):
     """Scores a pair by log p("true") of {true, false} (Nogueira et al. 2020)."""
 
-    Arguments = MonoT5Arguments
+    options_class = MonoT5Arguments
     model_class = "AutoModelForSeq2SeqLM"
 
     def __init__(self, request):

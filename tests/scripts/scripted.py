@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import SENTENCES, review_rows, write_jsonl
 
 from pgra.cli import run
-from pgra.commands.train import evaluate as evaluate_main
+from pgra.commands.evaluate import main as evaluate_main
 from pgra.commands.train import main as train_main
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from loopback import TOKEN, LoopbackHub, point_client
 from scripted import call, read_json
 
 import pgra
-from pgra.commands.train import predict as predict_main
-from pgra.commands.train import push
+from pgra.commands.predict import main as predict_main
+from pgra.commands.push import main as push
 from pgra.data.read import fetch_folder
 from pgra.errors import PgraError
 

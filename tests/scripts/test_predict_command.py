@@ -9,7 +9,7 @@ from scripted import call, read_json, review_rows
 
 import pgra
 from pgra.artifacts import read_sealed, write_sealed
-from pgra.commands.train import predict as predict_main
+from pgra.commands.predict import main as predict_main
 
 pytestmark = pytest.mark.slow
 

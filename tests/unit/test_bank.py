@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from itertools import islice
 from unittest.mock import ANY
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from conftest import contents
 
 from pgra.artifacts import Inputs
-from pgra.commands.train import verify
+from pgra.commands.verify import main as verify
 from pgra.context import Context
 from pgra.errors import ArtifactError, DamageError, ModelError
-from pgra.parallel import Worker
+from pgra.parallel import Worker, claim_path
 from pgra.rerank.bank import Bank, BankShard, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
@@ -86,20 +87,30 @@ def test_shards_of_another_bank_are_not_taken(tmp_path):
 
 @pytest.mark.parametrize(("count", "world"), [(17, 2), (9, 4), (3, 8), (16, 2)])
 def test_every_process_gets_as_many_shards(tmp_path, count, world):
-    made = []
-    for rank in range(world):
-        bank, sizes = Bank(tmp_path / str(rank), FIELDS), []
+    sizes = []
 
-        def encode(keys, advance, sizes=sizes):
-            sizes.append(len(keys))
-            return slopes(keys, advance)
+    def encode(keys, advance):
+        sizes.append(len(keys))
+        return slopes(keys, advance)
 
-        context = Context(Worker(rank, world), progress=False)
-        bank.fill(range(count), same, encode, shard_rows=8, context=context)
-        made.append(sizes)
-    assert sum(map(sum, made)) == count
-    assert max(size for sizes in made for size in sizes) <= 8
-    assert max(map(len, made)) == -(-count // (8 * world))
+    context = Context(Worker(0, world), progress=False)
+    Bank(tmp_path, FIELDS).fill(range(count), same, encode, shard_rows=8, context=context)
+    assert sum(sizes) == count  # the others are slow: it does all of their shards too
+    assert max(sizes) <= 8
+    assert -(-len(sizes) // world) == -(-count // (8 * world))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_workers_claim_each_unit_once_whoever_is_slow(tmp_path, world):
+    units = [tmp_path / f"{number}.json" for number in range(7)]
+    claims = [Worker(rank, world).claim(units, lambda unit: unit) for rank in range(world)]
+    done = []
+    for number in [0, 0, *range(world), *[0] * 9]:
+        for unit in islice(claims[number], 1):
+            done.append(unit)
+            unit.touch()
+            claim_path(unit).unlink()
+    assert sorted(done) == units
 
 
 def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path):
@@ -115,7 +126,7 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
 
 
 def part(rank, world=2):
-    return Context(part=Worker(rank, world), progress=False)
+    return Context(Worker(rank, world, is_part=True), progress=False)
 
 
 @pytest.mark.parametrize("last", [part(0), QUIET], ids=["again", "whole"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgra.retrieval.faiss import VectorSource, is_lossy, measure_recall, nearest
+from pgra.retrieval.faiss import FaissIndex, VectorSource, is_lossy, measure_recall, nearest, scan
 
 RNG = np.random.default_rng(0)
 QUERIES = RNG.standard_normal((7, 16)).astype(np.float32)
@@ -26,10 +26,10 @@ def cut(rows, size):
 @pytest.mark.parametrize("size", [3, 40, 101])
 def test_a_search_in_blocks_is_a_sort_of_all_products_whatever_the_blocks(device, size):
     shuffled = np.random.default_rng(size).permutation(101)
-    found = nearest(QUERIES, cut(shuffled, size), 9, device=device)
+    found = scan(QUERIES, cut(shuffled, size), 9, device=device)
     np.testing.assert_array_equal(found.rows, ORDER)
     np.testing.assert_allclose(found.scores, np.take_along_axis(PRODUCTS, ORDER, 1), rtol=1e-5)
-    few = nearest(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
+    few = scan(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
     assert (np.sort(few.rows, axis=1) == [-1, 2, 5]).all()
     assert np.isneginf(few.scores[:, 2]).all()
 
@@ -49,11 +49,11 @@ def test_float16_chooses_and_float32_scores(device, are_kept, monkeypatch):
         monkeypatch.setattr(VectorSource, "_held", [])
     monkeypatch.setattr("pgra.retrieval.faiss._GPU_ROWS", 1000)
     monkeypatch.setattr("pgra.retrieval.faiss._GATHERED", 64 * 41 * 3)
-    scores, rows = replace(source).search(queries, 9)
-    np.testing.assert_allclose(scores, true, rtol=1e-6)
-    np.testing.assert_allclose(np.take_along_axis(products, rows, 1), true, rtol=1e-6)
+    found = replace(source).search(queries, 9)
+    np.testing.assert_allclose(found.scores, true, rtol=1e-6)
+    np.testing.assert_allclose(np.take_along_axis(products, found.rows, 1), true, rtol=1e-6)
     monkeypatch.setattr("pgra.retrieval.faiss._SPARE", 0)  # the control
-    assert np.abs(replace(source).search(queries, 9)[0] / true - 1).max() > 1e-6
+    assert np.abs(replace(source).search(queries, 9).scores / true - 1).max() > 1e-6
 
 
 @given(
@@ -81,4 +81,6 @@ def test_an_index_is_lossy_where_it_keeps_less_than_the_shards():
 def test_recall_agrees_with_brute_force():
     index = faiss.IndexFlatIP(16)
     index.add(VECTORS[:50])  # half of the neighbors, about
-    assert measure_recall(index, QUERIES, ORDER) == round((ORDER < 50).mean(), 4)
+    assert measure_recall(FaissIndex(index, None, 0), QUERIES, ORDER) == round(
+        (ORDER < 50).mean(), 4
+    )

@@ -63,8 +63,9 @@ def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write, t
 
 
 def parsed(grid, *words, task="trec", at=0):
-    layers = {"under": grid.under(task, grid.cells[at]), "over": [grid.over(task, grid.cells[at])]}
-    args, _ = parse_run(words, prog="", description="", others=argument_names(grid), **layers)
+    layers = [*grid.under(task, grid.cells[at]), grid.over(task, grid.cells[at])]
+    names = argument_names(grid)
+    args, _ = parse_run(words, prog="", description="", others=names, defaults=layers)
     rerank = args["rerank"]
     found = rerank.num_evidence, rerank.num_exemplars, rerank.similarity
     return args["retriever"].num_candidates, *found

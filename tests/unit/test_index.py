@@ -9,7 +9,7 @@ import pytest
 from conftest import contents
 from small_index import World, flip_byte
 
-from pgra.commands.train import verify
+from pgra.commands.verify import main as verify
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ModelError
 from pgra.retrieval.dense import Index, find_shards, read_rows

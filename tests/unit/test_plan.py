@@ -63,7 +63,7 @@ def test_the_run_reads_what_was_counted(args, way, cross_encoder_dir, monkeypatc
     # Two parts leave the same bytes, and a run has nothing left to read.
     home = Path(args.runtime.artifacts_dir)
     parts = args.having(runtime=replace(args.runtime, artifacts_dir=str(home / "parts")))
-    said = [read_part(parts, [], Context(part=Worker(rank, 2))) for rank in (1, 0)]
+    said = [read_part(parts, [], Context(Worker(rank, 2, is_part=True))) for rank in (1, 0)]
     assert said[-1].endswith("; none are still with other parts")
     one, two = contents(home / "banks"), contents(home / "parts" / "banks")
     assert two == {name: ANY if "manifest" in name else kept for name, kept in one.items()}

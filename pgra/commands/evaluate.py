@@ -1,0 +1,58 @@
+"""`pgra evaluate`: a finished run, measured again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgra.commands import common
+from pgra.config import Arguments, arg
+from pgra.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class EvaluateArguments(Arguments):
+    """Which run, and on what."""
+
+    run: str = arg("", "Folder of a finished run.", must_be_given=True)
+    split: str = arg(
+        "test", "test, or dev (the part a checkpoint was chosen on).", choices=("dev", "test")
+    )
+    test_file: str | None = arg(None, "Another file to measure on; needs --output_dir.")
+    output_dir: str | None = arg(None, "Where results go; default: the run (of its own test set).")
+    decode: str | None = arg(
+        None, "verbalizer or official; default: the run's. Needs --output_dir."
+    )
+    device: str | None = arg(None, "auto, cpu, cuda, ...; default: the run's.")
+    artifacts_dir: str | None = arg(None, "Folder of indexes and banks; default: the run's.")
+
+    def check(self) -> None:
+        elsewhere = self.test_file or self.decode or self.split == "dev"
+        if elsewhere and self.output_dir is None:
+            raise ConfigError("the run's folder has its own test set's results: give --output_dir")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure a finished run on its test set, or on another file.
+
+    Examples:
+      pgra evaluate --run runs/sst2-pgra-seed42
+      pgra evaluate --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
+    """
+    (args,) = common.parse(main, [EvaluateArguments], argv)
+    common.quiet_libraries()
+    from pgra.context import join_context
+    from pgra.runs import evaluate_run
+
+    changes: dict[str, Any] = {"allow_test_in_train": True}  # to measure on it is noted
+    for name in ("test_file", "decode", "device", "artifacts_dir"):
+        if getattr(args, name) is not None:
+            changes[name] = getattr(args, name)
+    context = join_context(args.device or "auto")
+    target = None if args.output_dir is None else Path(args.output_dir)
+    run = evaluate_run(
+        Path(args.run), context, split=args.split, changes=changes, output_dir=target
+    )
+    if context.is_main:
+        common.say(common.show_metrics(run))
+    return 0
