@@ -72,9 +72,7 @@ def _states(kind: str) -> dict[str, object]:
     for number in (0, 2, 4):
         prompt = build_prompt(template, train, task.prompt_words, num_exemplars=number)
         states = PromptedEncoder(lm, prompt).encode(SENTENCES[:3])
-        told[f"{number} exemplars"] = [
-            " ".join(f"{x:.4f}" for x in [*row[:6].tolist(), row.norm().item()]) for row in states
-        ]
+        told[f"{number} exemplars"] = [[*row[:6].tolist(), row.norm().item()] for row in states]
     return told
 
 
