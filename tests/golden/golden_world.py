@@ -76,18 +76,7 @@ def _states(kind: str) -> dict[str, object]:
     return told
 
 
-def _reader() -> dict[str, object]:
-    """Ask a trained reader's folder alone."""
-    import pgra
-
-    reader = pgra.Reader.load(Path("runs/pgra/reader"))
-    texts = ["A warm film by the sea.", "The dull end of a family."]
-    found = reader.predict(texts, [[SENTENCES[0], SENTENCES[1]], [SENTENCES[2]]])
-    return {one.example_id: [one.label, *map(float, one.scores.values())] for one in found}
-
-
 API: dict[str, Callable[[], dict[str, object]]] = {
     **{f"states {kind}": (lambda kind=kind: _states(kind)) for kind in LM_KINDS},
-    "reader": _reader,
 }
 """What is asked of `pgra/__init__.py`'s names, by the name that a scenario gives it."""
