@@ -3,7 +3,6 @@
 What the words print of a small index stands in the golden records.
 """
 
-import importlib.util
 import json
 
 import pytest
@@ -75,16 +74,3 @@ def test_parts_of_an_array_build_what_one_builds(flags, tmp_path):
     one, parts = (contents(tmp_path / name) for name in ("one", "parts"))
     assert {**one, "manifest.json": b""} == {**parts, "manifest.json": b""}
     assert "'2/2' is no I/N" in call(main, [*words, "--shard", "2/2"]).error
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
-def test_ray_finishes_what_another_began_with_the_same_bytes(flags, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    folder, words = tmp_path / "one", [*flags, "--output_dir", str(tmp_path / "one")]
-    build(words)
-    whole = contents(folder)
-    for name in ("manifest.json", "index.faiss", "vectors-00000.npy", "vectors-00002.json"):
-        (folder / name).unlink()
-    assert "reused 9" in build([*words, "--engine", "ray"])
-    assert {**contents(folder), "manifest.json": b""} == {**whole, "manifest.json": b""}
