@@ -137,7 +137,6 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        hub.endpoint = endpoint
         yield hub
 
 

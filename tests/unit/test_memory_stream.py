@@ -21,8 +21,6 @@ from pgra.memory.stream import (
     play,
 )
 
-FAMILY = load_family("lexical")
-
 
 def played(lm, steps, system, p=1.0):
     return list(play(lm, steps, system, probability=p, seed=0))
