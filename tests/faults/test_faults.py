@@ -38,7 +38,7 @@ def test_two_writers_of_one_product_leave_it_whole(world, unbroken, name):
     assert not kills.two_at_once(world, name, 0, unbroken)
 
 
-def test_a_disk_that_fills_up_is_one_line_and_with_room_the_product_is_whole(world, unbroken):
+def test_a_disk_that_fills_up_is_one_line(world, unbroken):
     whole = unbroken["train"]
     world.after("train")
     sizes = {path.stat().st_size for path in world.here.rglob("*") if path.is_file()}

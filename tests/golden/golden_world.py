@@ -72,24 +72,11 @@ def _states(kind: str) -> dict[str, object]:
     for number in (0, 2, 4):
         prompt = build_prompt(template, train, task.prompt_words, num_exemplars=number)
         states = PromptedEncoder(lm, prompt).encode(SENTENCES[:3])
-        told[f"{number} exemplars"] = [
-            " ".join(f"{x:.4f}" for x in [*row[:6].tolist(), row.norm().item()]) for row in states
-        ]
+        told[f"{number} exemplars"] = [[*row[:6].tolist(), row.norm().item()] for row in states]
     return told
-
-
-def _reader() -> dict[str, object]:
-    """Ask a trained reader's folder alone."""
-    import pgra
-
-    reader = pgra.Reader.load(Path("runs/pgra/reader"))
-    texts = ["A warm film by the sea.", "The dull end of a family."]
-    found = reader.predict(texts, [[SENTENCES[0], SENTENCES[1]], [SENTENCES[2]]])
-    return {one.example_id: [one.label, *map(float, one.scores.values())] for one in found}
 
 
 API: dict[str, Callable[[], dict[str, object]]] = {
     **{f"states {kind}": (lambda kind=kind: _states(kind)) for kind in LM_KINDS},
-    "reader": _reader,
 }
 """What is asked of `pgra/__init__.py`'s names, by the name that a scenario gives it."""

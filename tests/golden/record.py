@@ -27,8 +27,8 @@ def main(groups: list[str]) -> int:
         path = golden.expected_path(group)
         before = golden.read(path)
         told = list(golden_compare.differences(before, recorded["steps"])) if before else []
-        for line in [*told[:SHOWN], *([f"and {len(told) - SHOWN} more"] if told[SHOWN:] else [])]:
-            sys.stdout.write(f"{group} / {line}\n")
+        for line in [*told[:SHOWN], *([f": and {len(told) - SHOWN} more"] if told[SHOWN:] else [])]:
+            sys.stdout.write(f"{group}{line}\n")
         golden.write(recorded["steps"], path)
         seconds = time.monotonic() - start
         sys.stdout.write(f"{path.name}: {len(recorded['steps'])} steps in {seconds:.0f} s\n")

@@ -21,11 +21,9 @@ from pgra.commands.report import main as report_main
 from pgra.config import list_yamls
 from pgra.experiments.grid import read_grid
 from pgra.memory.families import load_family
-from pgra.report.compare import load_reference
 
 PAGE = (ROOT / "docs/reproduce.md").read_text()
 COMMANDS = re.findall(r"^\| [^`|]+ \| `([^`]+)` \|", PAGE, re.M)
-SIZE_OF_PAPERS = {"PGRA": (13, 6), "KATE": (11, 3), "MemPrompt": (13, 11)}
 # So small that a grid takes seconds: what is proven is that all runs, on real text.
 SIZES = {
     **{"max_train_samples": 12, "max_dev_samples": 2, "max_test_samples": 4, "max_passages": 60},
@@ -52,35 +50,15 @@ OWN = {
     "granularity": {"max_segment_tokens": 224, "max_passages": None},
     "kate_f2r": {"max_train_samples": None},
 }
-# Rows of the paper's table whose values must stand beside ours. Of opt_size's LMs none is bundled.
+# Grids of which the paper prints numbers, which stand beside ours.
 OF_THE_PAPER = {
-    "main": ["ICL (OPT-13b)", "k-NN", "LM-BFF", "T5-base", "RAG", "FiD", "PGRA"],
-    "large": ["k-NN", "LM-BFF", "T5-large", "RAG", "FiD", "PGRA"],
-    "icl": ["ICL (OPT-13b)"],
-    "fid_d": ["d=8"],
-    "k": ["k=16", "k=50"],
-    "d": ["d=4", "d=8"],
-    "seeds": ["T5-base average"],
-    "retriever": ["FiD (BM25)", "PGRA (BM25)"],
-    "fever": ["FiD", "PGRA"],
-    "kate_t1": ["Random, mean of 5 trials"],
-    "kate_t3": ["Random"],
+    *("d", "fever", "fid_d", "icl", "k", "kate_t1", "kate_t3", "large", "main", "retriever"),
+    "seeds",
 }
 COLUMNS = {"fever": "fever", "kate_t1": "sst2", "kate_t3": "sst2"}
 
 
 GRIDS = sorted(set(re.findall(r"pgra ablate (\w+)", "\n".join(COMMANDS))))
-
-
-@pytest.mark.parametrize("paper", SIZE_OF_PAPERS)
-def test_the_page_names_every_table_and_figure_of_a_paper(paper):
-    section = re.findall(rf"^### {paper} .*?(?=^##)", PAGE, re.S | re.M)[0]
-    for kind, count in zip(("table", "figure"), SIZE_OF_PAPERS[paper], strict=True):
-        found = set()
-        for listed in re.findall(rf"{kind}s? ((?:\d+(?:, | and | to )?)+)", section, re.I):
-            for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
-                found |= set(range(int(first), int(last or first) + 1))
-        assert found == set(range(1, count + 1)), kind
 
 
 @pytest.fixture(scope="module")
@@ -162,15 +140,6 @@ def check_grid(name, called, folder):
     header, _, *rows = table.splitlines()
     assert len(rows) == len(runs), "a row for each point"
     assert header.endswith(" (paper)") == (name in OF_THE_PAPER)
-    if name in OF_THE_PAPER:
-        paper, task = load_reference(told["reference"]).rows, COLUMNS.get(name, "mr")
-        printed = {f"{paper[row][task]:.1f}" for row in OF_THE_PAPER[name]}
-        assert printed <= {row.split()[-1] for row in rows}
-    if name == "kate_t3":
-        assert not re.search(r"50\.2|90\.2", "".join(rows))  # those are of other encoders
-    assert ("seconds" in called.out) == (name == "training_cost")
-    if name == "search":
-        assert re.search(r"^mr +lr=\S+, batch=\d +\S+ +0.0001 +8$", called.out, re.M)
     if name in ("opt_size", "label_consistency"):
         told = read_json(folder / "consistency" / "consistency.json")
         assert [run["queries"] for run in told["runs"]] == [4, 4]

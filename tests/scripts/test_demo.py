@@ -24,8 +24,6 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     for number, name in enumerate([*READERS, *CLAIMS], 1):
         assert f"[{number}/4] {name}" in shown
-    # Six queries and one step of training are too few for anything.
-    assert shown.count("which may be noise") + shown.count("beyond noise") == 3
     assert shown.count("`pgra worth` says: train with") == 2
     assert "Prompt-guided" in (tmp_path / "runs/demo/report.html").read_text()
     ranks = [

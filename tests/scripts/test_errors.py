@@ -16,6 +16,7 @@ verbalizer: {negative: terrible, positive: great}
 
 
 ONE = "--task sst2 --train_file one.jsonl --output_dir out"
+SEARCH = "search a --task sst2 --corpus corpus.txt"
 LIKELIHOOD = "search a --task sst2 --reranker likelihood --likelihood_template"
 # One of each kind of mistake: the words of a command, and the value that its line holds.
 KINDS = {
@@ -24,6 +25,8 @@ KINDS = {
     "missing argument": ("train", "--task"),
     "unknown name": ("train --task sst3", "sst3"),
     "unknown class": ("search --task sst2 --reranker nope:Reranker", "nope:Reranker"),
+    "class of another kind": (f"{SEARCH} --reranker pgra.rerank.bank:Bank", "rerank.bank:Bank"),
+    "option of another class": (f"{SEARCH} --cross_encoder x", "--cross_encoder"),
     "wrong type": ("search a --corpus corpus.txt --num_candidates few", "few"),
     "out of range": ("search a --corpus corpus.txt --num_candidates 0", "num_candidates"),
     "not finite": ("train --task sst2 --weight_decay nan", "weight_decay is nan"),
@@ -41,6 +44,21 @@ KINDS = {
     "damaged table": ("icl --train_file damaged.parquet", "damaged.parquet"),
     "damaged memory": ("memory list --memory damaged.sqlite", "damaged.sqlite"),
     "no finished run": ("evaluate --run folder", "folder"),
+    "no run to ask": ("predict x --run runs/none", "runs/none"),
+    "no run to push": ("push --run runs/none --hub_model_id me/model", "runs/none"),
+    "nothing to report": ("report runs/none", "runs/none"),
+    "nothing to verify": ("verify folder", "folder"),
+    "no memory": ("memory update 1 x", "memory.sqlite"),
+    "no entry of a grid": ("ablate none.yaml", "none.yaml"),
+    "unknown family": ("memory search a --family lexcal", "lexcal"),
+    "unknown profile": ("train --task sst2 --profile papre", "papre"),
+    "more evidence than candidates": (
+        "train --task sst2 --num_candidates 6 --num_evidence 7",
+        "(7)",
+    ),
+    "worth of another method": ("worth --task sst2 --method fid", "fid"),
+    "nothing to serve": ("serve", "--lm"),
+    "no reranker for agents": ("mcp --task sst2", "sst2"),
     "no task": ("search a --corpus corpus.txt --lm LM", "whose prompt reranker 'prompted' reads"),
     "no index": ("search a --index_dir folder", "folder"),
     "repeated seed": ("train --task sst2 --seeds 1 2 1", "seeds 1 2 1"),
@@ -81,9 +99,7 @@ def mistakes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_mistake_is_one_line_with_its_value_and_leaves_nothing(
-    kind, mistakes, lm_dirs, t5_dir, capfd
-):
+def test_each_kind_of_mistake_is_one_line_with_its_value(kind, mistakes, lm_dirs, t5_dir, capfd):
     line, value = KINDS[kind]
     line += f" {ICL}" if line.startswith("icl") else ""
     line += f" {HEAD}" if "--method head" in line else ""

@@ -3,9 +3,8 @@
 import itertools
 import json
 import os
-from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,14 +125,12 @@ LONG = {
     "total_train_batch_size": 4,
 }
 """Into the third epoch of 13 batches, 7 steps each: steps, epochs and measurements cross."""
-LONG_ROWS = 26
 
 
-def train_long(t5_dir, folder, rows=None, dropout=None, reader=None, **changes):
+def train_long(t5_dir, folder, *, dropout=None, **changes):
     """Train, going on if the folder holds a checkpoint: what the same command does."""
     arguments = make_arguments(folder, **{**LONG, **changes})
-    rows = rows or make_inputs(LONG_ROWS)
-    return train(t5_dir, arguments, rows=rows, reader=reader, dropout=dropout)
+    return train(t5_dir, arguments, rows=make_inputs(26), dropout=dropout)
 
 
 @contextmanager
@@ -163,14 +160,6 @@ def signal_self(number):
     return lambda: os.kill(os.getpid(), number)
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a process of a training tells: why it ended early, or its log."""
-
-    error: str
-    log: Sequence[dict] = ()
-
-
 def run_files(folder):
     """Give what must not depend on stops: the losses and the finished weights."""
     return {
@@ -187,16 +176,18 @@ def losses(folder):
 
 
 def train_told(t5_dir, folder, told):
-    """Be one process of a long training: told are changes, a signal or NaN at a batch of a rank."""
-    asked = dict(told)
-    number, batch, rank = asked.pop("signal", None), asked.pop("batch", 0), asked.pop("rank", 0)
-    breaks, dropout = asked.pop("nan", False), asked.pop("dropout", None)
-    rows = make_inputs(asked.pop("rows", LONG_ROWS))
-    is_mine = int(os.environ["RANK"]) == rank
+    """Be one process of a long training: told are changes, a signal or NaN at a batch of a rank.
+
+    Returns why it ended early, or "".
+    """
+    changes = dict(told)
+    number, batch = changes.pop("signal", None), changes.pop("batch", 0)
+    breaks = changes.pop("nan", False)
+    is_mine = int(os.environ["RANK"]) == changes.pop("rank", 0)
     act = signal_self(number) if number else lambda: None
     with at_batch(batch if is_mine else 0, act, breaks=breaks):
         try:
-            _, result = train_long(t5_dir, folder, rows, dropout, **asked)
+            train_long(t5_dir, folder, **changes)
         except (PgraError, Stopped) as error:
-            return Told(str(error))
-    return Told("", result.history)
+            return str(error)
+    return ""

@@ -27,9 +27,7 @@ def answers(tmp_path):
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 6), column=st.integers(0, 1))
-def test_no_flipped_bit_changes_an_answer_and_a_damaged_one_is_replaced(
-    place, bit, column, tmp_path_factory
-):
+def test_no_flipped_bit_changes_an_answer(place, bit, column, tmp_path_factory):
     answers = AnswersCache(tmp_path_factory.mktemp("flip"))
     kept = {f"key {i}": Completion("", 12, 1, -20.1 - i) for i in range(4)}
     answers.keep(kept, model="m")

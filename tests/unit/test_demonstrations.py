@@ -1,14 +1,11 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from method_runs import run_of
 from small_training import VERBALIZER
 
-from pgra.context import ALONE
 from pgra.methods.lm_bff import build_demonstrated, draw_demonstrations
 from pgra.prompts import Verbalizer
 from pgra.reader.inputs import SegmentLayout
-from pgra.runs import open_method
 from pgra.types import Example
 
 LABELS = VERBALIZER.labels
@@ -51,7 +48,7 @@ def test_demonstrations_come_from_the_nearer_half():
     assert len(set(map(tuple, draw([QUERY], near=near)[0].tolist()))) > 1  # the control
 
 
-def test_the_query_keeps_its_slot_if_any_and_demonstrations_have_their_word(tokenizer):
+def test_the_query_keeps_its_slot(tokenizer):
     inputs = build(tokenizer, [[[0, 1], [2, 3]]])
     texts = [("A dull story.", "A warm album."), ("A lifeless plot.", "A funny film.")]
     whole = [
@@ -62,14 +59,3 @@ def test_the_query_keeps_its_slot_if_any_and_demonstrations_have_their_word(toke
     plain = Verbalizer(VERBALIZER.words, "{text} Review:")
     text = tokenizer.decode(build(tokenizer, [[[0, 1]]], verbalizer=plain)[0].segments[0])
     assert text.startswith("The sea. Review: A dull story. Review: terrible A warm")
-
-
-def test_a_training_example_is_each_of_its_sets_first_sets_first(args, tmp_path):
-    shots = {"num_shots": 2, "exemplar_sets": 3}
-    method = open_method(run_of(args, "lm-bff", tmp_path, **shots), ALONE)
-    names = [example.id for example in method.data.train]
-    apart, together = method.inputs("train"), method.inputs("dev")
-    assert apart.example_ids == [f"{name}/{n}" for n in range(3) for name in names]
-    assert apart.labels == [example.label for example in method.data.train] * 3
-    assert {len(row.segments) for row in apart} == {1}
-    assert {len(row.segments) for row in together} == {3}

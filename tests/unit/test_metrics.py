@@ -21,7 +21,6 @@ def test_a_value_that_one_label_alone_gives_too_is_said():
     for value in (0.75, 0.5, 0.76):
         note = no_better_than_one_label("dev", "accuracy", value, ["p", "p", "n", "p"], TWO)
         assert (note is None) == (value > 0.75)
-        assert note is None or "answering 'p' to everything (0.7500)" in note
     assert no_better_than_one_label("dev", "accuracy", 0.5, ["p", "p"], TWO) is None
 
 

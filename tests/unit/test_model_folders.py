@@ -101,7 +101,7 @@ def built(lm_dirs, t5_dirs, encoder_dirs, tmp_path):
 def test_missing_weights_are_refused(built, loader):
     kind, load, part = LOADERS[loader]
     load(built(kind))  # the control
-    with pytest.raises(ModelError, match=r"lacks \d+ weights of a \w+, such as \w+"):
+    with pytest.raises(ModelError, match=kind):
         load(built(kind, lambda name: name if part not in f".{name}" else None))
 
 
@@ -114,7 +114,7 @@ def test_adapters_that_are_not_merged_are_refused(built, form):
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     else:
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(ModelError, match="holds adapters of peft: merge them"):
+    with pytest.raises(ModelError, match="peft"):
         states(str(folder))
 
 
@@ -128,13 +128,13 @@ OPENERS = {
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-def test_a_token_beyond_the_embeddings_is_refused_when_a_model_is_opened(built, kind):
+def test_a_token_beyond_the_embeddings_is_refused(built, kind):
     folder = built(kind)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     number = len(tokenizer)
     tokenizer.add_tokens(["[NEW]"])
     tokenizer.save_pretrained(folder)
-    message = f"has {number} tokens, its tokenizer {number + 1}: give"
+    message = f"{number} .*{number + 1}"
     with pytest.raises(ModelError, match=message):
         OPENERS[kind](folder)
     model = {"gpt2": AutoModelForCausalLM, "bert": AutoModel}.get(kind, AutoModelForSeq2SeqLM)
@@ -167,7 +167,7 @@ def test_no_code_of_a_model_runs_whatever_is_on_stdin(built, kind, tmp_path, mon
     path.write_text(json.dumps(named))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(ModelError, match="needs code of its own, which is never run"):
+    with pytest.raises(ModelError, match=kind):
         OPENERS[kind](str(folder))
     assert not ran.exists()
     AutoConfig.from_pretrained(folder)  # the control: transformers asks, and the "y" runs it

@@ -1,11 +1,7 @@
 """MemPrompt's prefix by KATE: each question's nearest examples, never the question itself."""
 
-from dataclasses import replace
-
-import pytest
 from conftest import write_jsonl
 
-from pgra.errors import ConfigError
 from pgra.memory.families import FewShot, PromptExample
 from pgra.memory.lookup import LookupArguments
 from pgra.memory.stream import StreamArguments, choose_examples
@@ -41,11 +37,3 @@ def test_each_question_has_its_nearest_first_and_is_never_shown_itself(tmp_path)
     assert prompt.write("else") == PLAIN.write("else")  # the prompt's own, as without KATE
     shown = chosen(tmp_path, count=3).examples_of(ASKED[2])
     assert (len(shown), POOL[0] in shown) == (3, False)
-
-
-def test_one_question_with_two_answers_is_two_examples(tmp_path):
-    other = replace(POOL[2], answer="say more about means the definition")
-    shown = chosen(tmp_path, more=[other, POOL[0]]).examples_of(ASKED[1])
-    assert shown == (POOL[2], other)
-    with pytest.raises(ConfigError, match=f"the pool has {len(POOL) + 1} different"):
-        chosen(tmp_path, more=[other, POOL[0]], count=len(POOL) + 2)

@@ -49,5 +49,5 @@ def test_the_worst_evidence_is_cut_first_and_the_query_never(lm_dirs):
         assert (best in text) or worst.split()[0] not in text
         seen.add(text)
     assert len(seen) > 2
-    with pytest.raises(DataError, match="query a has .* tokens without any word of evidence"):
+    with pytest.raises(DataError, match="query a"):
         prompts_of(lm_dirs["gpt2"], [query], [[best]], bare)

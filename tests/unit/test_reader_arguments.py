@@ -7,7 +7,7 @@ from pgra.reader.arguments import TrainingArguments, default_learning_rate
 from pgra.reader.train import uses_bf16
 
 
-def test_arguments_have_the_papers_defaults_and_a_short_training_is_measured_at_its_end():
+def test_training_has_the_papers_defaults():
     paper, short = TrainingArguments(), TrainingArguments(max_steps=20)
     paper.share_batch(1)
     assert (paper.learning_rate, paper.max_steps, paper.weight_decay) == (None, 5000, 0.01)
@@ -21,14 +21,12 @@ def test_arguments_have_the_papers_defaults_and_a_short_training_is_measured_at_
     ("width", "steps", "rate"),
     [(768, 5000, 8e-5), (1024, 5000, 6e-5), (512, 5000, 1.2e-4), (512, 40, 6e-4), (64, 4, 1e-3)],
 )
-def test_the_default_rate_is_the_papers_for_its_reader_and_higher_for_less_of_both(
-    width, steps, rate
-):
+def test_the_default_rate_is_the_papers_for_its_reader(width, steps, rate):
     assert default_learning_rate(width, steps) == rate
 
 
 @pytest.mark.parametrize("asked", [None, False, True])
-def test_bfloat16_is_the_default_on_a_gpu_that_has_it_and_never_emulated(monkeypatch, asked):
+def test_bfloat16_is_never_emulated(monkeypatch, asked):
     arguments, gpu = TrainingArguments(bf16=asked), torch.device("cuda", 0)
     assert uses_bf16(arguments, torch.device("cpu")) == bool(asked)
     for has_bf16 in (True, False):
@@ -39,7 +37,7 @@ def test_bfloat16_is_the_default_on_a_gpu_that_has_it_and_never_emulated(monkeyp
             lambda including_emulation=True, has=has_bf16: has or including_emulation,
         )
         if asked and not has_bf16:
-            with pytest.raises(ModelError, match="has no bfloat16: use --no_bf16"):
+            with pytest.raises(ModelError, match="bf16"):
                 uses_bf16(arguments, gpu)
         else:
             assert uses_bf16(arguments, gpu) == (has_bf16 and asked is not False)
@@ -66,7 +64,7 @@ def test_a_step_has_the_same_examples_however_many_processes(processes, given, s
     made.share_batch(processes)
     assert made.deciding() == before
     if processes == 2:
-        with pytest.raises(ConfigError, match="is not divisible by 2 processes times"):
+        with pytest.raises(ConfigError, match="2 processes"):
             TrainingArguments(total_train_batch_size=5).share_batch(2)
 
 

@@ -1,7 +1,5 @@
 """What the reader reads: segments that fit, batches of like length."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from conftest import reader_inputs
@@ -9,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_training import tokens
 
-from pgra.lm.batching import GroupCost, group_by_length
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import Verbalizer
-from pgra.reader.fid import pack_segments
 from pgra.reader.inputs import SegmentLayout, SeparateInputs, build_inputs
 from pgra.types import Example
 
@@ -111,56 +107,6 @@ def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
     assert len(item.segments[0]) <= 12
-
-
-# Batches.
-
-
-def cost_of(groups, cost):
-    return sum(cost.padded(int(group.max())) * len(group) + cost.overhead for group in groups)
-
-
-@given(
-    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
-    overhead=st.sampled_from([0, 3, 99]),
-    multiple=st.sampled_from([1, 4]),
-)
-def test_no_other_cut_of_the_sorted_lengths_is_cheaper(lengths, overhead, multiple):
-    sizes, cost = np.array(lengths), GroupCost(overhead, 1 << 20, multiple)
-    order = np.sort(sizes)
-    every = [
-        [order[a:b] for a, b in zip((0, *cuts), (*cuts, len(order)), strict=True)]
-        for count in range(len(order))
-        for cuts in combinations(range(1, len(order)), count)
-    ]
-    found = cost_of([sizes[g] for g in group_by_length(sizes, cost)], cost)
-    assert found == min(cost_of(groups, cost) for groups in every)
-
-
-SEGMENTS = st.lists(st.integers(0, 60), min_size=1, max_size=12)
-
-
-@given(
-    examples=st.lists(st.lists(SEGMENTS, min_size=1, max_size=4), min_size=1, max_size=5),
-    overhead=st.sampled_from([0, 16, 10_000]),
-    most=st.sampled_from([1, 20, 1 << 20]),
-    multiple=st.sampled_from([1, 4]),
-)
-def test_packed_segments_hold_every_token_once_where_its_example_says(
-    examples, overhead, most, multiple
-):
-    arrays = [[np.array(s, np.int32) for s in segments] for segments in examples]
-    packed = pack_segments(arrays, pad_token_id=7, cost=GroupCost(overhead, most, multiple))
-    shapes = [*(length for _, length, _ in packed.groups), packed.places.shape[1] / 8]
-    assert multiple == 1 or not any(length % multiple for length in shapes)
-    for segments, places in zip(examples, packed.places, strict=True):
-        real = places[places >= 0]
-        assert packed.input_ids[real].tolist() == np.concatenate(segments).tolist()
-    everywhere = packed.places[packed.places >= 0].tolist()
-    assert sorted(everywhere) == packed.attention_mask.nonzero().squeeze(1).tolist()
-    assert len(packed.input_ids) == sum(rows * length for rows, length, _ in packed.groups)
-    assert all(rows * length <= max(most, length) for rows, length, _ in packed.groups)
-    assert sum(tokens for _, _, tokens in packed.groups) == len(everywhere)
 
 
 # Segments that are read each alone.

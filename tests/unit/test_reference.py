@@ -62,7 +62,7 @@ def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
         ),
     ],
 )
-def test_a_row_that_is_made_otherwise_has_no_number_of_the_papers_beside_it(
+def test_a_row_made_otherwise_has_no_number_of_the_papers(
     tmp_path, table, row, method, papers, other
 ):
     reference = load_reference(table)

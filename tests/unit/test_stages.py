@@ -9,7 +9,7 @@ import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.context import ALONE
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.similarity import SIMILARITIES
@@ -25,7 +25,7 @@ def found_for(args, splits=SPLITS, context=ALONE):
 
 
 @pytest.mark.parametrize("method", ["plain", "fid", "random", "rag", "knn", "cross-encoder"])
-def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, method):
+def test_a_method_without_a_prompt_trains_on_all(args, method):
     shown = Stages.read(args, ALONE)
     assert (len(shown.data.train), len(shown.data.set_aside)) == (32, 4)
     if method == "cross-encoder":
@@ -38,10 +38,6 @@ def test_a_method_without_a_prompt_trains_on_all_unless_it_is_a_control(args, me
     assert same.data.train == shown.data.train != whole.data.train
     assert same.fingerprints["train"] == shown.fingerprints["train"] != whole.fingerprints["train"]
     assert same.prompt.exemplar_ids == whole.prompt.exemplar_ids == ()
-    more = with_rerank(mine, num_exemplars=36)  # as many as there are
-    assert len(Stages.read(more, ALONE).data.train) == 36
-    with pytest.raises(ConfigError, match="the prompt has all 36 examples"):
-        Stages.read(more.having(reader=replace(more.reader, same_train=True)), ALONE)
 
 
 def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
@@ -82,13 +78,8 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     assert all(line.stage1_score == line.score for line in lines)
 
 
-# Models that change.
-
-
 @pytest.mark.parametrize("part", ["lm", "encoder"])
-def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_name(
-    part, args, tmp_path
-):
+def test_a_model_folder_replaced_during_a_run_leaves_nothing(part, args, tmp_path):
     name = args.rerank.lm if part == "lm" else args.retriever.encoder
     folder = Path(shutil.copytree(name, tmp_path / "model"))
     change = with_rerank if part == "lm" else with_retriever
@@ -101,7 +92,7 @@ def test_a_model_folder_that_is_replaced_during_a_run_leaves_nothing_under_its_n
     stages.open()
     assert stages.retriever.fingerprint  # the encoder is loaded, the LM only found
     weights.write_bytes(good[:-64] + bytes(64))
-    with pytest.raises(ArtifactError, match="model.safetensors changed while it was in use"):
+    with pytest.raises(ArtifactError, match="model.safetensors"):
         stages.find()
     weights.write_bytes(good)
     found = found_for(args)

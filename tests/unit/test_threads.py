@@ -1,6 +1,5 @@
 """The public classes in eight threads at once; a memory in `test_memory`."""
 
-import copy
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,15 +16,10 @@ TEXTS = [["Good!" * j + str(i) for j in range(i % 3, 5)] for i in range(32)]
 
 @pytest.mark.slow
 def test_each_call_gets_its_own_answer(lm_dirs, encoder_dir, cross_encoder_dir, tmp_path):
-    langchain = pytest.importorskip("pgra.integrations.langchain")
-    llama = pytest.importorskip("pgra.integrations.llama_index")
-    from llama_index.core.schema import TextNode
 
     lm, pairs = lm_dirs["llama"], str(cross_encoder_dir)
     causal = shutil.copytree(lm, tmp_path / "mxbai-rerank")  # by whose template it is asked
     likely = pgra.Reranker(str(lm), by="likelihood")
-    documents = copy.deepcopy(langchain.PgraReranker(reranker=likely)).compress_documents
-    nodes = copy.deepcopy(llama.PgraRerank(likely)).postprocess_nodes
     classifier = pgra.Classifier(str(lm), POOL)
     encoder = pgra.Encoder.load(str(encoder_dir))
     selector = pgra.ExemplarSelector(POOL, encoder=encoder)
@@ -39,16 +33,6 @@ def test_each_call_gets_its_own_answer(lm_dirs, encoder_dir, cross_encoder_dir, 
         "Encoder": lambda _, texts: encoder.encode(texts),
         "Index": lambda query, _: [hit.score for hit in index.search(query, 3)],
         "ExemplarSelector": lambda query, _: list(map(POOL.index, selector.select(query, 9))),
-        "LangChain": lambda query, texts: [
-            one.metadata["relevance_score"]
-            for one in documents(list(map(langchain.Document, texts)), query)
-        ],
-        "LlamaIndex": lambda query, texts: [
-            one.score
-            for one in nodes(
-                [llama.NodeWithScore(node=TextNode(text=text)) for text in texts], query_str=query
-            )
-        ],
     }
     with ThreadPoolExecutor(8) as pool:
         for name, ask in asked.items():

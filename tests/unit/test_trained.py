@@ -61,7 +61,7 @@ def chances(found):
     return [list(prediction.scores.values()) for prediction in found]
 
 
-def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_made_of(made, reader):
+def test_a_loaded_reader_decides_as_its_parts(made, reader):
     assert read_record(made) == read_record(made.parent) == reader.record == RECORD
     model, tokenizer = (
         FusionReader.from_source(find_model(str(made))),
@@ -83,15 +83,6 @@ def test_a_record_comes_back_and_its_reader_decides_as_the_parts_that_it_was_mad
 def test_evidence_that_is_no_list_of_texts_is_refused(reader, texts):
     with pytest.raises(DataError, match="evidence"):
         reader.predict(QUERIES[:1], [texts])
-
-
-def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(copy):
-    (copy / "README.md").write_text("A better description.")
-    assert Reader.load(copy, device="cpu").record == RECORD
-    path = copy / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-4] + b"abcd")
-    with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
-        Reader.load(copy)
 
 
 @pytest.mark.parametrize(

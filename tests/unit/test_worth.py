@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import BAD, GOOD, THINGS, review_rows, with_rerank, with_retriever, write_jsonl
+from conftest import BAD, GOOD, THINGS, review_rows, with_retriever, write_jsonl
 from method_runs import run_of
 
 from pgra.context import ALONE, Context
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
 from pgra.methods.worth import Asking, calibrate, choose, compare, measure_worth, take_evidence
@@ -28,7 +28,7 @@ def test_bits_are_of_the_right_answers_probabilities():
     assert gains["p"] < 0.01
 
 
-def test_calibration_takes_scale_and_bias_and_never_sees_a_querys_own_label():
+def test_calibration_never_sees_a_querys_own_label():
     scores = np.random.default_rng(3).normal(size=(40, 2)).astype(np.float32)
     scores[np.arange(40), TARGETS] += 2
     ours = calibrate(scores, TARGETS, FOLDS)
@@ -87,9 +87,7 @@ def words_read(monkeypatch):
 
 
 @pytest.mark.slow
-def test_evidence_with_the_answer_is_worth_a_bit_and_random_or_unrelated_labels_nothing(
-    args, words_read, tmp_path
-):
+def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
     found = measure_worth(args, WorthArguments(depths=[1, 8]), Context(artifacts=tmp_path / "a"))
     rows = {(row["source"], row["d"]): row for row in found["rows"]}
     assert {d for _, d in rows} == {1, 6}  # no more than candidates
@@ -110,9 +108,7 @@ def test_evidence_with_the_answer_is_worth_a_bit_and_random_or_unrelated_labels_
 
 
 @pytest.mark.slow
-def test_a_head_is_fitted_to_none_of_its_queries_and_no_query_finds_itself(
-    args, tmp_path, monkeypatch
-):
+def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
     asking = Asking(args, WorthArguments(depths=[6]), Context(artifacts=tmp_path / "a"))
     fitted, open_stages = [], Asking._stages
     monkeypatch.setattr(
@@ -158,21 +154,5 @@ def test_a_run_takes_what_is_best_once_and_says_why(args, words_read, tmp_path, 
     assert run(args).reused
     given = args.change("training", evidence="given")
     assert run(take_evidence(given, worth["changes"])).reused  # the same by its flags
-    with pytest.raises(ArtifactError, match="was made with"):
+    with pytest.raises(ArtifactError, match="run"):
         run(given)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"exemplars": "knn"}, "one prompt: use --exemplars balanced"),
-        ({"train": 40}, "64 training examples or more, not 32: give more"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(args, change, message, tmp_path):
-    if "train" in change:
-        write_jsonl(tmp_path / "train.jsonl", review_rows(40))
-    else:
-        args = with_rerank(args, similarity="cosine", **change)
-    with pytest.raises(ConfigError, match=message):
-        measure_worth(args, WorthArguments(), ALONE)
