@@ -122,7 +122,8 @@ def main() -> None:
             figures[f"{task}, {name}: spread, bias in"] = 100 * float(spreads[0])
             figures[f"{task}, {name}: spread, bias out"] = 100 * float(spreads[1])
     for word in ("in", "out"):
-        spreads = [value for name, value in figures.items() if name.endswith(f"spread, bias {word}")]
+        ending = f"spread, bias {word}"
+        spreads = [value for name, value in figures.items() if name.endswith(ending)]
         say(f"\nmean spread over seeds, bias {word}: {np.mean(spreads):.2f} points")
         for method in ("FiD random", "FiD", "PGRA, dot", "PGRA", "Head alone"):
             say(f"  {method:<12} less T5: {gain(cells, method, 'T5', out=word == 'out')}")
