@@ -5,7 +5,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -52,6 +52,24 @@ class Record:
         if len(text.split()) != 1:
             raise DataError(f"{self.place}: '{name}' must be one word to be a name: {show(text)}")
         return text
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """One split of a source, to be read.
+
+    Attributes:
+        columns: Column by field of the task, and by "label" or "answers".
+        where: The source, in words.
+        classes: Label names in the order of the source's numbers; None: it has names.
+        is_standard: Whether it is the task's own split, whose size is known.
+    """
+
+    rows: Iterable[Record]
+    columns: Mapping[str, str]
+    where: str
+    classes: Sequence[str] | None = None
+    is_standard: bool = False
 
 
 def file_kind(path: Path) -> str:

@@ -16,7 +16,7 @@ from pgra.config import from_values
 from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
-from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
+from pgra.data.tasks import LABEL, AnyTask, GenerationTask, LocalSource, Task, load_any_task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
@@ -64,7 +64,7 @@ class ExemplarSelector:
         order: str = SelectionArguments.order,
         leak_guard: bool = True,
         template: str | None = None,
-        task: str | Path | Task | GenerationTask | None = None,
+        task: str | Path | AnyTask | None = None,
         seed: int = 0,
         device: str = "auto",
         **options: Any,
@@ -176,14 +176,13 @@ class ExemplarSelector:
         self._columns = {name: raw.columns[name] for name in self.task.inputs}
         column = raw.columns[self.task.target]
         first = len(self.items)
-        labels = self.task.labels if isinstance(self.task, Task) else ()
         read = []
         for at, row in enumerate(raw.rows):
             fields = {name: row.text(own) for name, own in self._columns.items()}
             value = row.fields.get(column)
             if isinstance(value, list | tuple) and value:  # of several answers the first
                 row = replace(row, fields={column: value[0]})
-            label = read_label(row, column, labels=labels, classes=raw.classes)
+            label = read_label(row, column, labels=self.task.labels, classes=raw.classes)
             read.append(Example(f"pool-{first + at}", fields, label))
         with self.busy:
             self.items += items

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
 
-from pgra.data.tasks import METRICS
+from pgra.data.tasks import METRICS, find_metric
 from pgra.report.metrics import (
     LabelOutcomes,
     average_differences,
@@ -17,7 +17,6 @@ from pgra.report.metrics import (
     combine_p,
     compare_means,
     compare_methods,
-    find_metric,
     holm,
     mcnemar,
     sign_flip,

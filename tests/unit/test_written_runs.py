@@ -42,10 +42,11 @@ def plant(folder, texts, parent, *, method="icl-knn", seed=0, keep=("bleu_counts
 @pytest.mark.parametrize("metric", ["bleu", "parent"])
 def test_a_resample_is_measured_as_the_texts_drawn(metric):
     near = np.array(bleu_counts(NEAR, TRUTH) if metric == "bleu" else [[0.9], [0.5], [0.1]], float)
-    (draws,) = bootstrap([TextOutcomes(metric, near)], seed=0, draws=50)
+    of_sum = bleu_of_counts if metric == "bleu" else None
+    (draws,) = bootstrap([TextOutcomes(metric, near, of_sum)], seed=0, draws=50)
     drawn = np.random.default_rng(0).multinomial(3, np.full(3, 1 / 3), size=50)
     for value, times in zip(draws, drawn, strict=True):
-        again = TextOutcomes(metric, np.repeat(near, times, axis=0))
+        again = TextOutcomes(metric, np.repeat(near, times, axis=0), of_sum)
         assert value == pytest.approx(again.value)
 
 
