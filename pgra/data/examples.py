@@ -469,9 +469,3 @@ def draw_shots(
         train += group[:num_shots]
         dev += group[num_shots : 2 * num_shots]
     return Splits(train, dev, [])
-
-
-def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Example]:
-    """Return train in its file's order, with the dev examples that were held out of it."""
-    rows = [example for example in (*dev, *train) if example.id.startswith("train-")]
-    return sorted(rows, key=lambda example: int(example.id.removeprefix("train-")))

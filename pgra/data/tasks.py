@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NoReturn, Self
 
 import yaml
 
@@ -140,13 +140,14 @@ class TaskBase(ABC):
             DataError: If a column or what it should hold is missing.
         """
 
+    @staticmethod
+    def answer_key(answer: str) -> str:
+        """Return an answer as it is compared with others where exemplars vote."""
+        return answer
+
     @abstractmethod
     def wording(self, style: str) -> Wording:
         """Return how an LM is shown an example, in a style of `pgra.prompts.FORMATS`."""
-
-    @abstractmethod
-    def answer_key(self, answer: str) -> str:
-        """Return an answer as it is compared with others when exemplars vote."""
 
     @abstractmethod
     def measure(self, predictions: Sequence[str], examples: Sequence[Example]) -> Measures:
@@ -247,7 +248,7 @@ class Task(TaskBase):
             check_slots("reader_template", self.reader_template, self.inputs)
         if self.inputs[0] not in check_slots("prompt", self.prompt, self.inputs):
             raise ConfigError(f"prompt lacks {{{self.inputs[0]}}}, which a passage fills")
-        words = self.prompt_words or {label: label for label in self.labels}
+        words = self.prompt_words or dict(zip(self.labels, self.labels, strict=True))
         object.__setattr__(self, "prompt_words", self._words("prompt_words", words))
         if self.verbalizer:
             object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
@@ -271,10 +272,6 @@ class Task(TaskBase):
         words = {label: label.replace("_", " ").capitalize() for label in self.labels}
         return Wording(f"Sentence: {slots} Label:", words)
 
-    def answer_key(self, answer: str) -> str:
-        """Return a label as it is."""
-        return answer
-
     def measure(self, predictions: Sequence[str], examples: Sequence[Example]) -> Measures:
         """Measure predicted labels."""
         labels = [str(example.label) for example in examples]
@@ -288,18 +285,15 @@ class Task(TaskBase):
     @property
     def reader_words(self) -> Mapping[str, str]:
         """The verbalizer for a reader; a ConfigError if the task has none."""
-        self._check_has("verbalizer")
-        return self.verbalizer
+        return self.verbalizer or self._lacks("verbalizer")
 
     @property
     def reader_text(self) -> str:
         """The template for a reader; a ConfigError if the task has none."""
-        self._check_has("reader_template")
-        return self.reader_template
+        return self.reader_template or self._lacks("reader_template")
 
-    def _check_has(self, key: str) -> None:
-        if not getattr(self, key):
-            raise ConfigError(f"task '{self.name}' has no {key}, which a reader needs: add it")
+    def _lacks(self, key: str) -> NoReturn:
+        raise ConfigError(f"task '{self.name}' has no {key}, which a reader needs: add it")
 
     def _words(self, key: str, words: Mapping[str, str]) -> Mapping[str, str]:
         """Return the words in the order of labels."""
@@ -331,6 +325,7 @@ class GenerationTask(TaskBase):
     target = ANSWERS
     file_kinds: ClassVar[Sequence[str]] = ("jsonl",)
     prompt_style = "kate"
+    answer_key = staticmethod(normalize_answer)  # as exact match compares
     has_reader: ClassVar[bool] = True
     ignored_labels: ClassVar[tuple[str, ...]] = ()
     labels: ClassVar[tuple[str, ...]] = ()
@@ -371,10 +366,6 @@ class GenerationTask(TaskBase):
     def wording(self, style: str) -> Wording:  # noqa: ARG002 (it has one)
         """Return the frame."""
         return Wording(self.frame)
-
-    def answer_key(self, answer: str) -> str:
-        """Return an answer as exact match compares it."""
-        return normalize_answer(answer)
 
     def measure(self, predictions: Sequence[str], examples: Sequence[Example]) -> Measures:
         """Measure what was written; spaces around a text do not count."""

@@ -58,24 +58,19 @@ class TaskData:
     set_aside: Sequence[Example] = ()
 
     @classmethod
-    def read(cls, args: RunArguments, *, least_dev: int = 0) -> Self:
-        """Read a task and its splits; `least_dev` as in `load_splits`.
+    def read(cls, args: RunArguments, *, is_trained: bool = True, least_dev: int = 0) -> Self:
+        """Read a task and its splits, as `load_splits`.
 
         Raises:
             ConfigError: If no task is named, or there is none of that name.
             DataError: If the data cannot be read.
         """
         task = load_any_task(task_name(args))
-        splits = load_splits(task, args.data, least_dev=least_dev)
+        queries = None if is_trained else args["icl"].query_dataset_name
+        splits = load_splits(
+            task, args.data, is_trained=is_trained, least_dev=least_dev, query_dataset_name=queries
+        )
         return cls(task, splits.train, splits.dev, splits.test, splits.notes)
-
-    @classmethod
-    def read_pool(cls, args: RunArguments) -> Self:
-        """Read any task's train, a pool of exemplars, and its test set, the queries; see `read`."""
-        task = load_any_task(task_name(args))
-        other = args["icl"].query_dataset_name
-        splits = load_splits(task, args.data, is_trained=False, query_dataset_name=other)
-        return cls(task, splits.train, [], splits.test, splits.notes)
 
     @property
     def labels(self) -> tuple[str, ...]:

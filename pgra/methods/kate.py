@@ -7,9 +7,8 @@
 Exemplars and answers are stored in the artifacts folder, so a stopped run resumes where it was.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -21,7 +20,7 @@ from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.lm import open_lm
-from pgra.lm.base import Advance, LanguageModel
+from pgra.lm.base import LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import (
@@ -61,12 +60,9 @@ class ExemplarPrompts:
     texts: Sequence[str] = ()
 
 
-@contextlib.contextmanager
-def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
-    """Show how many of the distinct prompts are answered."""
-    total = len(set(prompts))
-    with Bar(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
-        yield bar.update
+def answer_bar(prompts: Sequence[str], *, progress: bool) -> Bar:
+    """Return a bar that shows how many of the distinct prompts are answered."""
+    return Bar(total=len(set(prompts)), desc="answers", unit="prompt", disable=not progress)
 
 
 def count_word_tokens(lm: LanguageModel, words: Mapping[str, str]) -> int:
@@ -80,8 +76,8 @@ def score_words(
 ) -> Scores:
     """Return the log-probability of each label's word after each prompt, (B, C)."""
     answers = answer_words(words)
-    with progress_bar(prompts, progress=progress) as advance:
-        scores = lm.score(prompts, answers, advance=advance)
+    with answer_bar(prompts, progress=progress) as bar:
+        scores = lm.score(prompts, answers, advance=bar.update)
     return np.array(scores, np.float32).reshape(len(prompts), len(answers))
 
 
@@ -89,9 +85,9 @@ def write_answers(
     lm: LanguageModel, prompts: Sequence[str], max_new_tokens: int, stop: str, *, progress: bool
 ) -> list[str]:
     """Return what the LM writes after each prompt, greedily, (B,)."""
-    with progress_bar(prompts, progress=progress) as advance:
+    with answer_bar(prompts, progress=progress) as bar:
         completions = lm.complete(
-            prompts, max_new_tokens=max_new_tokens, stop=stop, advance=advance
+            prompts, max_new_tokens=max_new_tokens, stop=stop, advance=bar.update
         )
     return [completion.text.strip() for completion in completions]
 
@@ -143,7 +139,7 @@ class Kate(Method):
 
     def read_data(self) -> TaskData:
         """Read all of train as a pool, and the queries."""
-        return TaskData.read_pool(self.args)
+        return TaskData.read(self.args, is_trained=False)
 
     def _fill_in(self) -> None:
         """Fill in what the task and the LM decide where the user does not."""

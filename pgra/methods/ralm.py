@@ -22,7 +22,7 @@ from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import SPLITS
-from pgra.methods.kate import count_word_tokens, progress_bar, score_words, write_answers
+from pgra.methods.kate import answer_bar, count_word_tokens, score_words, write_answers
 from pgra.methods.pgra import Pgra, evidence_texts
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.calibration import Calibration, decide
@@ -139,10 +139,10 @@ class Ralm(Pgra):
     ) -> list[float]:
         """Return the log-probability of each question's likeliest right answer, (B,)."""
         best = []
-        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
+        with answer_bar(inputs, progress=self.context.shows_progress) as bar:
             for prompt, question in zip(inputs, questions, strict=True):
                 answers = [f" {answer}" for answer in question.answers]
-                best.append(max(self.lm.score([prompt], answers, advance=advance)[0]))
+                best.append(max(self.lm.score([prompt], answers, advance=bar.update)[0]))
         return best
 
     def write(self, inputs: Sequence[str]) -> list[str]:
