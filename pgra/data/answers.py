@@ -74,7 +74,7 @@ def read_answered(
         DataError: If something is missing or not text; its place is named.
     """
     table = None
-    with reading(row.place):
+    with reading(row.where):
         try:
             if kind == "question":
                 values = {field: row.value(columns[field]) for field in inputs}
@@ -89,19 +89,19 @@ def read_answered(
                 values = {"table": table.line, "question": row.value("question")}
                 answers = [row.value("answer")]
         except KeyError as error:  # within a column
-            raise DataError(f"{row.place}: {error} is missing in a column's value") from None
-    fields = {field: clean_text(row.place, field, values.get(field)) for field in inputs}
-    texts = [clean_text(row.place, ANSWERS, answer) for answer in answers]
+            raise DataError(f"{row.where}: {error} is missing in a column's value") from None
+    fields = {field: clean_text(row.where, field, values.get(field)) for field in inputs}
+    texts = [clean_text(row.where, ANSWERS, answer) for answer in answers]
     right = tuple(dict.fromkeys(text for text in texts if text))
     if not right or not all(fields.values()):
-        raise DataError(f"{row.place}: an input is blank, or there is no answer")
+        raise DataError(f"{row.where}: an input is blank, or there is no answer")
     return AnsweredExample(name, fields, right[0], right, table)
 
 
 def _list_answers(row: Record, column: str) -> list[object]:
     """Return a question's answers: a text, a list of texts or its JSON, TriviaQA's or SQuAD's."""
     answers: Any = row.value(column)
-    where = f"{row.place}, '{column}'"
+    where = f"{row.where}, '{column}'"
     if isinstance(answers, Mapping) and "text" in answers:  # SQuAD: texts, and where they begin
         answers = answers["text"]
     elif isinstance(answers, Mapping):  # TriviaQA: the answer, and other names of it

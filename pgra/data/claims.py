@@ -90,16 +90,16 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
     """Return the one fact of a kind of `KINDS`; None if there is none, several or half of one."""
     if len(words) not in _WORDS:
         return None
+    parts = [_parts(word) for word in words]
     runs: list[list[int]] = []
-    after = ""
-    for number, word in enumerate(words):
-        before, core, marks = _parts(word)
-        is_marked = core[:1].isupper() if kind == "entity" else _MARKED[kind].match(word)
-        if is_marked and runs and runs[-1][-1] == number - 1 and not after + before:
+    for number, (before, core, _) in enumerate(parts):
+        is_marked = _MARKED[kind].match(words[number]) if kind in _MARKED else core[:1].isupper()
+        if not is_marked:
+            continue
+        if runs and runs[-1][-1] == number - 1 and not parts[number - 1][2] + before:
             runs[-1].append(number)
-        elif is_marked:  # marks end an entity: "Paris, France" are two
+        else:  # marks end an entity: "Paris, France" are two
             runs.append([number])
-        after = marks
     if kind == "entity":  # every sentence begins with a capital
         runs = [run for run in runs if run[0]]
     if len(runs) != 1:
@@ -107,7 +107,7 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
     start = runs[0][0]
     stop = runs[0][-1] + 1
     text = " ".join(words[start:stop])
-    text = text.removeprefix(_parts(words[start])[0]).removesuffix(_parts(words[stop - 1])[2])
+    text = text.removeprefix(parts[start][0]).removesuffix(parts[stop - 1][2])
     if not _WHOLE[kind].fullmatch(text) or _count(text, words) > 1:  # the first word may say it too
         return None
     return Fact(start, stop, text)

@@ -313,7 +313,7 @@ def open_corpus(
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; if a
-            passage of a list or a data set is no text, or blank; if `source` is none of these.
+            passage of a list or a data set is not text, or blank; if `source` is something else.
     """
     keeper = TemporaryFolder() if artifacts is None else None
     root = keeper.path if keeper else Path(str(artifacts))
@@ -345,7 +345,7 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
     The file's name holds a digest of the texts.
 
     Raises:
-        DataError: If one is no text, or blank: its place would be another's; if there are none, or
+        DataError: If one is not text, or blank: its row would be another's; if there are none, or
             they are something else, such as a list of files.
     """
     columns: Any = getattr(passages, "column_names", None)

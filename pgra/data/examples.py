@@ -454,14 +454,12 @@ def draw_shots(
     Raises:
         DataError: If a label has fewer than 2 K examples.
     """
-    order = list(range(len(examples)))
-    np.random.RandomState(seed).shuffle(order)
-    groups: dict[str, list[Example]] = {label: [] for label in labels}
-    for row in order:
-        groups[str(examples[row].label)].append(examples[row])
+    shuffled = list(examples)
+    np.random.RandomState(seed).shuffle(shuffled)
     train: list[Example] = []
     dev: list[Example] = []
-    for label, group in groups.items():
+    for label in labels:
+        group = [example for example in shuffled if example.label == label]
         if len(group) < 2 * num_shots:
             raise DataError(
                 f"label '{label}' has {len(group)} training examples, not twice num_shots: lower it"

@@ -141,9 +141,9 @@ class TaskBase(ABC):
         """
 
     @staticmethod
-    def answer_key(answer: str) -> str:
+    def answer_key(text: str) -> str:
         """Return an answer as it is compared with others where exemplars vote."""
-        return answer
+        return text
 
     @abstractmethod
     def wording(self, style: str) -> Wording:
@@ -165,11 +165,10 @@ class TaskBase(ABC):
                 continue
             for column in source.columns:
                 choose(f"key of {name}.columns", column, (*self.inputs, self.target))
-            if source.splits is None:
-                continue
-            for split in source.splits:
+            splits = source.splits or {}
+            for split in splits:
                 choose(f"key of {name}.splits", split, SPLITS)
-            check_distinct(f"{name}.splits", [*source.splits.values()])
+            check_distinct(f"{name}.splits", [*splits.values()])
 
     def _check_types(self) -> None:
         """Refuse what a YAML could not say; lists become tuples."""
@@ -225,9 +224,9 @@ class Task(TaskBase):
     target = LABEL
     file_kinds = ("jsonl", "csv", "tsv")
     prompt_style = "task"
-    num_exemplars: ClassVar[int | None] = None
-    max_new_tokens: ClassVar[int] = 10  # KATE's max_tokens
-    stop: ClassVar[str] = "\n"
+    num_exemplars = None
+    max_new_tokens = 10  # KATE's max_tokens
+    stop = "\n"
     inputs: tuple[str, ...] = ("text",)
     labels: tuple[str, ...]
     prompt: str
@@ -326,8 +325,8 @@ class GenerationTask(TaskBase):
     file_kinds: ClassVar[Sequence[str]] = ("jsonl",)
     prompt_style = "kate"
     answer_key = staticmethod(normalize_answer)  # as exact match compares
-    has_reader: ClassVar[bool] = True
-    ignored_labels: ClassVar[tuple[str, ...]] = ()
+    has_reader = True
+    ignored_labels = ()
     labels: ClassVar[tuple[str, ...]] = ()
     prompt_words: ClassVar[Mapping[str, str]] = {}
     reader_words: ClassVar[Mapping[str, str]] = {}

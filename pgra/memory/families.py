@@ -146,7 +146,7 @@ def read_texts(record: Record, *names: str) -> list[str]:
         value: Any = record.fields.get(name)
         parts = value if name == "answers" and isinstance(value, list) and value else [value]
         if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise DataError(f"{record.place}: {name} is {show(value)}, and must be text")
+            raise DataError(f"{record.where}: {name} is {show(value)}, and must be text")
         texts += parts
     return texts
 
@@ -196,7 +196,7 @@ def _read_situation(record: Record, form: SituationForm) -> Step:
 
 def _check_known(record: Record, name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise DataError(f"{record.place}: {name} '{value}' is none of {', '.join(known)}")
+        raise DataError(f"{record.where}: {name} '{value}' is none of {', '.join(known)}")
 
 
 # Their prompts.

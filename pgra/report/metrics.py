@@ -174,19 +174,22 @@ def has_answer(passage: str, answers: Sequence[str]) -> bool:
     return any(_tokens_apart(answer) in _tokens_apart(passage) for answer in answers)
 
 
-def bleu_counts(
-    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
-) -> list[list[int]]:
+def bleu_counts(texts: Sequence[str], examples: Sequence[AnsweredExample]) -> list[list[int]]:
     """Return what BLEU is made of, for each of B sentences with at least one reference each.
 
     Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its 1-
-    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation sets `lowercase`.
+    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation lower-cases, and so do
+    we for every table.
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    bleu = BLEU(lowercase=lowercase, effective_order=True)  # or it warns; counts are the same
-    scores = [bleu.sentence_score(*pair) for pair in zip(predictions, references, strict=True)]
-    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
+    is_table = examples[0].table is not None
+    bleu = BLEU(lowercase=is_table, effective_order=True)  # or it warns; counts are the same
+    rows = []
+    for text, example in zip(texts, examples, strict=True):
+        score = bleu.sentence_score(text, example.answers)
+        rows.append([score.sys_len, score.ref_len, *score.counts, *score.totals])
+    return rows
 
 
 def bleu_of_counts(counts: Sequence[int]) -> float:
@@ -201,13 +204,7 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
     return score / 100
 
 
-def _bleu_counts(texts: Sequence[str], examples: Sequence[AnsweredExample]) -> list[list[int]]:
-    """Return `bleu_counts`; ToTTo's evaluation lower-cases, and so do we for every table."""
-    is_table = examples[0].table is not None
-    return bleu_counts(texts, [example.answers for example in examples], lowercase=is_table)
-
-
-bleu = SumMetric(_bleu_counts, bleu_of_counts)
+bleu = SumMetric(bleu_counts, bleu_of_counts)
 
 
 class Parent(NamedTuple):
@@ -439,7 +436,7 @@ class Difference:
         difference: Metric of a minus metric of b, each the mean over its seeds.
         draws: The same in each resample of the examples, (draws,).
         differing: How many of the examples the methods decide differently.
-        parts: What each example adds to the difference, (B,); None if the metric is no mean.
+        parts: What each example adds to the difference, (B,); None if the metric is not a mean.
     """
 
     difference: float
