@@ -110,19 +110,19 @@ def open_split(task: AnyTask, source: str, split: str) -> RawSplit | None:
         return replace(open_file(task, file), is_standard=is_standard) if file else None
     if path.is_file() or file_kind(path) in task.file_kinds:
         return open_file(task, path)
-    hub = HubSource(id=source, splits=_ANY_SPLITS)
-    is_standard = task.hub is not None and task.hub.id == source
-    if task.hub is not None and is_standard:
-        hub = task.hub
+    hub = task.hub
+    is_standard = hub is not None and hub.id == source
+    if hub is None or not is_standard:
+        hub = HubSource(id=source, splits=_ANY_SPLITS)
     if split not in hub.splits:
         return None
     _, tables = load_data_set(hub.id, hub.config, hub.revision)
     where = f"data set '{source}', split '{hub.splits[split]}'"
-    if hub.splits[split] not in tables:
+    table = tables.get(hub.splits[split])
+    if table is None:
         if split == "validation":
             return None
         raise DataError(f"{where}: there are {', '.join(tables)}; give --{split}_file")
-    table = tables[hub.splits[split]]
     columns = _columns(task, hub.columns)
     classes = find_classes(task, table, columns[task.target], hub.labels)
     rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
@@ -454,8 +454,8 @@ def draw_shots(
     Raises:
         DataError: If a label has fewer than 2 K examples.
     """
-    shuffled = list(examples)
-    np.random.RandomState(seed).shuffle(shuffled)
+    order = np.random.RandomState(seed).permutation(len(examples)).tolist()
+    shuffled = [examples[row] for row in order]
     train: list[Example] = []
     dev: list[Example] = []
     for label in labels:

@@ -247,10 +247,10 @@ class Task(TaskBase):
             check_slots("reader_template", self.reader_template, self.inputs)
         if self.inputs[0] not in check_slots("prompt", self.prompt, self.inputs):
             raise ConfigError(f"prompt lacks {{{self.inputs[0]}}}, which a passage fills")
-        words = self.prompt_words or dict(zip(self.labels, self.labels, strict=True))
-        object.__setattr__(self, "prompt_words", self._words("prompt_words", words))
+        labels = dict(zip(self.labels, self.labels, strict=True))
+        self._set_words("prompt_words", self.prompt_words or labels)
         if self.verbalizer:
-            object.__setattr__(self, "verbalizer", self._words("verbalizer", self.verbalizer))
+            self._set_words("verbalizer", self.verbalizer)
         if self.hub and self.hub.labels and {*self.hub.labels} != {*self.labels}:
             raise ConfigError("hub.labels are other names than labels")
 
@@ -294,13 +294,13 @@ class Task(TaskBase):
     def _lacks(self, key: str) -> NoReturn:
         raise ConfigError(f"task '{self.name}' has no {key}, which a reader needs: add it")
 
-    def _words(self, key: str, words: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the words in the order of labels."""
+    def _set_words(self, key: str, words: Mapping[str, str]) -> None:
+        """Set the words in the order of labels."""
         for label in words:
             choose(f"key of {key}", label, self.labels)
         words = {label: words.get(label, "").strip() for label in self.labels}
         check_words(key, words)
-        return words
+        object.__setattr__(self, key, words)
 
 
 @dataclass(frozen=True, kw_only=True)

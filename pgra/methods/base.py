@@ -390,7 +390,14 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
     def classes(chosen: Mapping[str, Any]) -> list[type]:
         sections = find_sections(chosen)
         names.extend(sections)
-        _refuse_strangers(over.values, sections, chosen)
+        arguments: set[str] = set()
+        for cls in sections.values():
+            arguments |= {f.name for f in fields(cls)}
+        for name in over.values:
+            if name not in arguments:  # a layer would ignore it in silence
+                message = unknown_name("argument", name, arguments).partition(" Known:")[0]
+                method = chosen.get("method", RuntimeArguments.method)
+                raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
         return list(sections.values())
 
     parsed = parse_arguments(classes, layers, prog=caller, description="", over=[over])
@@ -404,20 +411,6 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain_value(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _refuse_strangers(
-    given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
-) -> None:
-    """Refuse what the method does not have; a layer would ignore it in silence."""
-    names: set[str] = set()
-    for cls in sections.values():
-        names |= {f.name for f in fields(cls)}
-    for name in given:
-        if name not in names:
-            message = unknown_name("argument", name, names).partition(" Known:")[0]
-            method = chosen.get("method", RuntimeArguments.method)
-            raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
 
 
 def fill_folder(args: RunArguments) -> RunArguments:

@@ -60,18 +60,27 @@ class CountsMetric:
         return float(self.of_counts(np.bincount(cells, minlength=n * n).reshape(1, n, n))[0])
 
 
-def _accuracy(counts: Counts) -> Values:
+@CountsMetric
+def accuracy(counts: Counts) -> Values:
+    """Return the share of examples whose label is predicted."""
     return np.asarray(_diagonal(counts).sum(-1) / counts.sum((-2, -1)), np.float64)
 
 
-def _macro_f1(counts: Counts) -> Values:
+@CountsMetric
+def macro_f1(counts: Counts) -> Values:
+    """Return the mean of F1 over all names; it is 0 for a name that neither side uses."""
     both = (counts.sum(-1) + counts.sum(-2)).astype(np.float64)
     right = 2.0 * _diagonal(counts)
     f1 = np.divide(right, both, out=np.zeros_like(right), where=both > 0)
     return np.asarray(f1.mean(-1), np.float64)
 
 
-def _mcc(counts: Counts) -> Values:
+@CountsMetric
+def mcc(counts: Counts) -> Values:
+    """Return Matthews' correlation for C labels (R_K of Gorodkin 2004).
+
+    It is 0 where it is undefined (a constant side).
+    """
     values = counts.astype(np.float64)
     true = values.sum(-1)
     guessed = values.sum(-2)
@@ -83,12 +92,6 @@ def _mcc(counts: Counts) -> Values:
 
 def _diagonal(counts: Any) -> Any:
     return np.diagonal(counts, axis1=-2, axis2=-1)
-
-
-accuracy = CountsMetric(_accuracy)
-macro_f1 = CountsMetric(_macro_f1)  # mean of F1 over all names; 0 for a name that neither side uses
-# Matthews' correlation for C labels (R_K of Gorodkin 2004); 0 where undefined (a constant side)
-mcc = CountsMetric(_mcc)
 
 
 def no_better_than_one_label(
