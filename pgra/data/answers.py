@@ -14,6 +14,7 @@ from pgra.errors import DataError, reading, show
 from pgra.types import Example
 
 ANSWERS = "answers"
+EXACT_MATCH = "exact_match"  # the metric by which an answer is right or wrong
 SUBSETS = {"overlap": True, "nonoverlap": False}  # of ToTTo's dev set: `Table.is_overlap` by name
 _LIST = re.compile(r"""\s*\[\s*["'].*\]\s*""", re.DOTALL)
 

@@ -24,7 +24,14 @@ from pgra.config import (
     read_yaml,
     typed_value,
 )
-from pgra.data.answers import ANSWERS, SUBSETS, AnsweredExample, SumMetric, read_answered
+from pgra.data.answers import (
+    ANSWERS,
+    EXACT_MATCH,
+    SUBSETS,
+    AnsweredExample,
+    SumMetric,
+    read_answered,
+)
 from pgra.data.read import RawSplit, Record, read_label
 from pgra.data.text import normalize_answer, word_key
 from pgra.errors import ConfigError
@@ -39,7 +46,7 @@ SPLITS = ("train", "validation", "test")
 # Any `module:function` of one's own will do too, of type `Metric` or `TextMetric`.
 METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
 TEXT_METRICS = {
-    name: f"pgra.report.metrics:{name}" for name in ("exact_match", "f1", "bleu", "parent")
+    name: f"pgra.report.metrics:{name}" for name in (EXACT_MATCH, "f1", "bleu", "parent")
 }
 LABEL = "label"
 
@@ -462,7 +469,7 @@ def bare_task(name: str, inputs: Sequence[str]) -> GenerationTask:
         inputs=tuple(inputs),
         kind="question",
         frame=" ".join(f"{{{field}}}" for field in inputs),
-        metrics=("exact_match",),
+        metrics=(EXACT_MATCH,),
         num_exemplars=0,
     )
 

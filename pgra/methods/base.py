@@ -22,7 +22,7 @@ from pgra.arrays import Scores
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
 from pgra.context import Context
-from pgra.data.answers import AnsweredExample
+from pgra.data.answers import EXACT_MATCH, AnsweredExample
 from pgra.data.bundled import BUNDLED, BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import AnyTask, find_metric, load_any_task
@@ -38,7 +38,6 @@ from pgra.types import Example, Json
 SPLITS = ("train", "dev", "test")
 _BOOTSTRAP_SEED = 0
 _DRAWS = 2000
-_EXACT = "exact_match"
 
 
 @dataclass
@@ -172,10 +171,10 @@ def measure_answers(
     details: list[Mapping[str, Json]] = []
     for i, example in enumerate(examples):
         line: dict[str, Json] = {"answers": list(example.answers)}
-        if _EXACT in measures.by_text:
-            line["is_right"] = measures.by_text[_EXACT][i] == 1
+        if EXACT_MATCH in measures.by_text:
+            line["is_right"] = measures.by_text[EXACT_MATCH][i] == 1
         for name, values in {**measures.by_text, **more}.items():
-            if name != _EXACT:
+            if name != EXACT_MATCH:
                 line[name] = round(values[i], 6)
         for name, counts in measures.counts.items():
             line[f"{name}_counts"] = list(counts[i])
@@ -421,12 +420,12 @@ def fill_folder(args: RunArguments) -> RunArguments:
     return args.change(args.home, output_dir=name)
 
 
-def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:
+def refuse_contradictions(names: Collection[str], sections: Mapping[str, Any]) -> None:
     """Refuse given arguments that contradict the method; it overrides what a YAML says of them."""
     method = sections["runtime"].method
     for name, decided in decided_by(method).items():
         value = next(getattr(args, name) for args in sections.values() if hasattr(args, name))
-        if name in given and value != decided:
+        if name in names and value != decided:
             raise ConfigError(
                 f"{name} is {value}, and method '{method}' is the one with {decided}: leave it out"
             )

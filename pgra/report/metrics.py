@@ -25,8 +25,8 @@ import regex
 from rapidfuzz.distance import LCSseq
 
 from pgra.arrays import Counts
-from pgra.data.answers import AnsweredExample, SumMetric
-from pgra.data.tasks import TEXT_METRICS, Metric, find_metric
+from pgra.data.answers import EXACT_MATCH, AnsweredExample, SumMetric
+from pgra.data.tasks import Metric, find_metric
 from pgra.data.text import normalize_answer
 from pgra.errors import ConfigError
 
@@ -329,7 +329,7 @@ class LabelOutcomes:
     @property
     def function(self) -> Metric:
         """The metric; of texts that are right or wrong the share that is right."""
-        return accuracy if self.metric in TEXT_METRICS else find_metric(self.metric)
+        return accuracy if self.metric == EXACT_MATCH else find_metric(self.metric)
 
     @property
     def value(self) -> float:

@@ -29,7 +29,7 @@ from pgra.artifacts import (
     write_sealed,
 )
 from pgra.config import find_class, rules
-from pgra.data.answers import SUBSETS
+from pgra.data.answers import EXACT_MATCH, SUBSETS
 from pgra.data.examples import DataArguments
 from pgra.data.tasks import TEXT_METRICS, measure_labels
 from pgra.errors import ArtifactError, DamageError, reading
@@ -322,7 +322,9 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
     path = folder / _ARGUMENTS_FILE
     with reading(folder / PREDICTIONS_FILE, DamageError):
         lines = list(read_lines(folder / PREDICTIONS_FILE))
+        metric = metrics["metric"]
         if "is_right" in lines[0]:
+            metric = EXACT_MATCH
             decided = [(RIGHT, RIGHT if line["is_right"] else WRONG) for line in lines]
             names = [RIGHT, WRONG]
         else:
@@ -338,7 +340,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
             folder,
             read_object(path) if path.is_file() else {},
             metrics,
-            LabelOutcomes(metrics["metric"], labels, predicted, names),
+            LabelOutcomes(metric, labels, predicted, names),
             digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
         return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
