@@ -370,7 +370,6 @@ def open_named(
     Raises:
         DataError: If there is none, or it cannot be opened.
     """
-    raw = None
     file = getattr(args, f"{split}_file")
     if file is not None:
         return open_file(task, at_home(file))
@@ -380,8 +379,7 @@ def open_named(
     has_files = args.train_file or args.validation_file or args.test_file
     if source is None and task.hub is not None and not has_files:
         source = task.hub.id
-    if source is not None:
-        raw = open_split(task, source, split)
+    raw = None if source is None else open_split(task, source, split)
     if raw is None and split != "validation":
         raise DataError(f"there is no {split} set: give --{split}_file, or --dataset_name")
     return raw

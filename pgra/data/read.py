@@ -105,8 +105,8 @@ def read_table(path: Path, kinds: Sequence[str] = TABLES) -> Iterator[Record]:
 
 def whole_number(text: str) -> int | None:
     """Return the number of up to 18 ASCII digits; None for any other text."""
-    is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-    return int(text) if is_one else None
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None
 
 
 def read_lines(path: Path) -> Iterator[str]:

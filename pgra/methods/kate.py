@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from pgra.arrays import Scores
+from pgra.context import Context
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
@@ -60,9 +61,10 @@ class ExemplarPrompts:
     texts: Sequence[str] = ()
 
 
-def answer_bar(prompts: Sequence[str], *, progress: bool) -> Bar:
+def answer_bar(prompts: Sequence[str], context: Context) -> Bar:
     """Return a bar that shows how many of the distinct prompts are answered."""
-    return Bar(total=len(set(prompts)), desc="answers", unit="prompt", disable=not progress)
+    is_off = not context.shows_progress
+    return Bar(total=len(set(prompts)), desc="answers", unit="prompt", disable=is_off)
 
 
 def count_word_tokens(lm: LanguageModel, words: Mapping[str, str]) -> int:
@@ -72,20 +74,20 @@ def count_word_tokens(lm: LanguageModel, words: Mapping[str, str]) -> int:
 
 
 def score_words(
-    lm: LanguageModel, prompts: Sequence[str], words: Mapping[str, str], *, progress: bool
+    lm: LanguageModel, prompts: Sequence[str], words: Mapping[str, str], context: Context
 ) -> Scores:
     """Return the log-probability of each label's word after each prompt, (B, C)."""
     answers = answer_words(words)
-    with answer_bar(prompts, progress=progress) as bar:
+    with answer_bar(prompts, context) as bar:
         scores = lm.score(prompts, answers, advance=bar.update)
     return np.array(scores, np.float32).reshape(len(prompts), len(answers))
 
 
 def write_answers(
-    lm: LanguageModel, prompts: Sequence[str], max_new_tokens: int, stop: str, *, progress: bool
+    lm: LanguageModel, prompts: Sequence[str], max_new_tokens: int, stop: str, context: Context
 ) -> list[str]:
     """Return what the LM writes after each prompt, greedily, (B,)."""
-    with answer_bar(prompts, progress=progress) as bar:
+    with answer_bar(prompts, context) as bar:
         completions = lm.complete(
             prompts, max_new_tokens=max_new_tokens, stop=stop, advance=bar.update
         )
@@ -247,12 +249,9 @@ class Kate(Method):
             decided = decide_labels(examples, scores, self.data, self.calibration, bias)
         else:
             with self.timed("answers"):
+                stop = self.data.task.stop
                 texts = write_answers(
-                    self.lm,
-                    prompts.texts,
-                    self.max_new_tokens,
-                    self.data.task.stop,
-                    progress=self.context.shows_progress,
+                    self.lm, prompts.texts, self.max_new_tokens, stop, self.context
                 )
             decided = Decisions(self._read_answers(examples, texts))
         decided = self._report(examples, prompts, decided, texts if self.data.labels else ())
@@ -277,8 +276,7 @@ class Kate(Method):
         return predictions
 
     def _score(self, lm: LanguageModel, prompts: ExemplarPrompts) -> Scores:
-        progress = self.context.shows_progress
-        return score_words(lm, prompts.texts, self.format.words, progress=progress)
+        return score_words(lm, prompts.texts, self.format.words, self.context)
 
     def _render(self, examples: Sequence[Example]) -> ExemplarPrompts:
         """Choose exemplars, leave out what does not fit, and write the prompts."""
@@ -327,11 +325,11 @@ class Kate(Method):
         exemplars = [[self.data.train[row] for row in rows] for rows in prompts.rows]
         details: list[dict[str, Json]] = []
         for i, rows in enumerate(prompts.rows):
-            near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
+            compared = zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False)
+            near = {row: round(value, 6) for row, value in compared if not math.isnan(value)}
             line: dict[str, Json] = {"written": texts[i]} if texts else {}
             line["exemplars"] = [
-                {"id": self.data.train[row].id, "similarity": _rounded(near.get(row, math.nan))}
-                for row in rows
+                {"id": self.data.train[row].id, "similarity": near.get(row)} for row in rows
             ]
             line["near_duplicates"] = int(chosen.num_dropped[i])
             if fit is not None:
@@ -400,8 +398,3 @@ class Icl(Kate):
     def read_data(self) -> TaskData:
         """Read the splits that readers are trained on: exemplars are drawn from train."""
         return replace(TaskData.read(self.args), dev=[])
-
-
-def _rounded(value: float) -> float | None:
-    """Round a similarity for JSON: None where nothing was compared."""
-    return None if math.isnan(value) else round(float(value), 6)

@@ -166,7 +166,7 @@ class Pgra(Method):
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
     ) -> Any:
         """Return the reader's inputs of any examples with their evidence."""
-        texts = evidence_texts(lines)
+        texts = [[line.text for line in evidence] for evidence in lines]
         return build_inputs(examples, texts, self.tokenizer, self.verbalizer, layout=self.layout)
 
     def load_module(self, trained: Path | None = None) -> FusionReader:
@@ -381,11 +381,6 @@ class Pgra(Method):
         self.open_reader(home)
         self.stages = _open_recorded(home, record, self.data, self.args, self.context)
         return True
-
-
-def evidence_texts(lines: Sequence[Sequence[EvidenceLine]]) -> list[list[str]]:
-    """Return the passages that are read with each example."""
-    return [[line.text for line in evidence] for evidence in lines]
 
 
 def _recorded_task(record: ReaderRecord) -> AnyTask:

@@ -48,6 +48,7 @@ from pgra.retrieval import open_retriever
 from pgra.retrieval.dense import find_shards, read_rows
 from pgra.types import MISSING_ROW, Candidates, Example
 
+PassageVectors = npt.NDArray[np.floating[Any]]  # (U, D), as the index keeps them
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
 _BATCH = 64  # queries at once, without gradients
 
@@ -153,7 +154,7 @@ class PooledInputs(TokenizedInputs):
     passage_tokens: Sequence[TokenIds]
     join: Join
     rows: Rows
-    vectors: npt.NDArray[np.floating[Any]]
+    vectors: PassageVectors
     pools: Rows
 
     def take(self, rows: Sequence[int]) -> Self:
@@ -202,7 +203,7 @@ class PooledInputs(TokenizedInputs):
 def build_pooled(
     examples: Sequence[Example],
     candidates: Rows,
-    read_passages: Callable[[Rows], tuple[Sequence[str], npt.NDArray[np.floating[Any]]]],
+    read_passages: Callable[[Rows], tuple[Sequence[str], PassageVectors]],
     encoder: Encoder,
     tokenizer: Any,
     *,
@@ -340,7 +341,7 @@ class Rag(Pgra):
     def inputs(self, split: str) -> PooledInputs:
         """Return the examples of a split with their candidates."""
 
-        def read_passages(rows: Rows) -> tuple[Sequence[str], npt.NDArray[np.floating[Any]]]:
+        def read_passages(rows: Rows) -> tuple[Sequence[str], PassageVectors]:
             return self.stages.corpus.texts(rows), read_rows(find_shards(self._index), rows)
 
         return build_pooled(

@@ -23,7 +23,7 @@ from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import SPLITS
 from pgra.methods.kate import answer_bar, count_word_tokens, score_words, write_answers
-from pgra.methods.pgra import Pgra, evidence_texts
+from pgra.methods.pgra import Pgra
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import EvidenceLine, read_object
@@ -124,22 +124,21 @@ class Ralm(Pgra):
             self.lm,
             [example.id for example in examples],
             [template.render_query(example.fields, after_prefix=False) for example in examples],
-            evidence_texts(lines),
+            [[line.text for line in evidence] for evidence in lines],
             max_tokens=self.args["reader"].max_reader_tokens,
             num_new_tokens=num_new_tokens,
         )
 
     def score(self, inputs: Sequence[str]) -> Scores:
         """Return the log-probability of each label's word after each prompt, (B, C)."""
-        progress = self.context.shows_progress
-        return score_words(self.lm, inputs, self.verbalizer.words, progress=progress)
+        return score_words(self.lm, inputs, self.verbalizer.words, self.context)
 
     def score_answers(
         self, inputs: Sequence[str], questions: Sequence[AnsweredExample]
     ) -> list[float]:
         """Return the log-probability of each question's likeliest right answer, (B,)."""
         best = []
-        with answer_bar(inputs, progress=self.context.shows_progress) as bar:
+        with answer_bar(inputs, self.context) as bar:
             for prompt, question in zip(inputs, questions, strict=True):
                 answers = [f" {answer}" for answer in question.answers]
                 best.append(max(self.lm.score([prompt], answers, advance=bar.update)[0]))
@@ -148,8 +147,7 @@ class Ralm(Pgra):
     def write(self, inputs: Sequence[str]) -> list[str]:
         """Return what the LM writes after each prompt, greedily."""
         task = self.data.task
-        progress = self.context.shows_progress
-        return write_answers(self.lm, inputs, task.max_new_tokens, task.stop, progress=progress)
+        return write_answers(self.lm, inputs, task.max_new_tokens, task.stop, self.context)
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Fit label bias and temperature on dev; nothing where answers are written."""
