@@ -207,7 +207,6 @@ def _open_file(path: Path) -> Source:
 
 
 _STAGE = "corpus"
-_COUNTS = ("rows", "blank", "duplicates")
 _FILE = "corpus.txt"
 _ENDS = "ends.npy"
 _NAMES = "names.txt"
@@ -241,7 +240,9 @@ class Corpus:
         self.folder = folder
         self.made_by = made_by
         self._keeper = keeper
-        self.counts: Mapping[str, int] = {name: counts[name] for name in _COUNTS}
+        self.counts: Mapping[str, int] = {
+            name: counts[name] for name in ("rows", "blank", "duplicates")
+        }
         self.fingerprint: Mapping[str, Json] = {
             "corpus_sha256": counts["sha256"],
             "rows": len(self),

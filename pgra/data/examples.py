@@ -452,7 +452,7 @@ def draw_shots(
     Raises:
         DataError: If a label has fewer than 2 K examples.
     """
-    order = np.random.RandomState(seed).permutation(len(examples)).tolist()
+    order = np.random.RandomState(seed).permutation(len(examples))
     shuffled = [examples[row] for row in order]
     train: list[Example] = []
     dev: list[Example] = []

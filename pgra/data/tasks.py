@@ -336,7 +336,7 @@ class GenerationTask(TaskBase):
     ignored_labels = ()
     labels: ClassVar[tuple[str, ...]] = ()
     prompt_words: ClassVar[Mapping[str, str]] = {}
-    reader_words: ClassVar[Mapping[str, str]] = {}
+    reader_words = prompt_words
     kind: Literal["question", "totto", "fetaqa"]
     frame: str
     metrics: tuple[str, ...]

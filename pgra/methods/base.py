@@ -115,8 +115,7 @@ def label_shares(data: TaskData) -> npt.NDArray[np.float64]:
     """Return the labels' shares among the training examples, (C,), each with one example more."""
     counts = Counter(str(example.label) for example in data.train)
     shares = np.array([counts[label] + 1 for label in data.labels], np.float64)
-    shares /= shares.sum()
-    return shares
+    return shares / shares.sum()
 
 
 def decide_labels(
@@ -171,10 +170,10 @@ def measure_answers(
     details: list[Mapping[str, Json]] = []
     for i, example in enumerate(examples):
         line: dict[str, Json] = {"answers": list(example.answers)}
-        if EXACT_MATCH in measures.by_text:
-            line["is_right"] = measures.by_text[EXACT_MATCH][i] == 1
         for name, values in {**measures.by_text, **more}.items():
-            if name != EXACT_MATCH:
+            if name == EXACT_MATCH:
+                line["is_right"] = values[i] == 1
+            else:
                 line[name] = round(values[i], 6)
         for name, counts in measures.counts.items():
             line[f"{name}_counts"] = list(counts[i])

@@ -226,13 +226,10 @@ class Kate(Method):
         examples = [pool[row] for row in np.sort(rows).tolist()]
         with self.timed("calibration"):
             scores = self._score(self.lm, self._render(examples))
-        labels = list(self.format.words)
+        truth = [self.data.labels.index(str(example.label)) for example in examples]
+        shares = label_shares(self.data)
         self.calibration = fit_calibration(
-            self.icl.label_bias,
-            scores,
-            [labels.index(str(example.label)) for example in examples],
-            label_shares(self.data),
-            lambda: scores,
+            self.icl.label_bias, scores, truth, shares, lambda: scores
         )
         if self.calibration.bias_from == "dev":
             self.calibration = replace(self.calibration, bias_from="pool")
@@ -245,8 +242,9 @@ class Kate(Method):
         elif self.icl.decide_by == "score":
             with self.timed("answers"):
                 scores = self._score(self.lm, prompts)
-            bias = self.icl.label_bias
-            decided = decide_labels(examples, scores, self.data, self.calibration, bias)
+            decided = decide_labels(
+                examples, scores, self.data, self.calibration, self.icl.label_bias
+            )
         else:
             with self.timed("answers"):
                 stop = self.data.task.stop
@@ -373,8 +371,7 @@ class Kate(Method):
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:
-        draws: bool = args["selection"].draws
-        return draws
+        return bool(args["selection"].draws)
 
 
 class Icl(Kate):

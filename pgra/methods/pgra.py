@@ -68,7 +68,7 @@ class Pgra(Method):
 
     source: load.ModelSource
     stages: Stages
-    reader: Any
+    reader: T5Classifier
     calibration = Calibration()
 
     @classmethod
@@ -292,15 +292,14 @@ class Pgra(Method):
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples, or new ones, for which evidence is found now."""
-        split = None
-        if examples:
-            splits = (name for name in SPLITS if self.data.examples(name) == list(examples))
-            split = next(splits, None)
+        splits = (s for s in SPLITS if examples and self.data.examples(s) == list(examples))
+        split = next(splits, None)
         inputs, lines = self.read(examples, split)
         if self.data.labels:
             scores = self.score(inputs)
-            label_bias = self.args["reader"].label_bias
-            decided = decide_labels(examples, scores, self.data, self.calibration, label_bias)
+            decided = decide_labels(
+                examples, scores, self.data, self.calibration, self.args["reader"].label_bias
+            )
         else:
             decided = Decisions(written([example.id for example in examples], self.write(inputs)))
         decided = replace(decided, evidence=lines)
@@ -320,8 +319,7 @@ class Pgra(Method):
 
     def score(self, inputs: Any) -> Scores:
         """Return the log-probability of each label, (B, C)."""
-        scores: Scores = self.reader.score(inputs, self.context)
-        return scores
+        return self.reader.score(inputs, self.context)
 
     def score_answers(self, inputs: Any, questions: Sequence[AnsweredExample]) -> list[float]:
         """Return the log-probability of each question's likeliest right answer, (B,)."""
@@ -337,8 +335,7 @@ class Pgra(Method):
 
     def write(self, inputs: Any) -> list[str]:
         """Return the text that is written for each of the reader's inputs, (B,)."""
-        texts: list[str] = self.reader.write(inputs, self.context)
-        return texts
+        return self.reader.write(inputs, self.context)
 
     def sources(self) -> list[str]:
         args = self.args

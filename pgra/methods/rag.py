@@ -188,7 +188,7 @@ class PooledInputs(TokenizedInputs):
         """Return the arguments of `RagReader.weigh` for some examples."""
         queries = [self.queries[row] for row in rows]
         ids = pad_rows(queries, self.encoder_pad)
-        lengths = torch.tensor([len(query) for query in queries])
+        lengths = torch.tensor(list(map(len, queries)))
         passages = self.pools[list(rows)]  # (B, K)
         is_candidate = passages != MISSING_ROW
         is_candidate[:, 0] = True  # a query without candidates is read alone
@@ -328,6 +328,7 @@ class Rag(Pgra):
     """Trains a reader and a query encoder on candidates to choose among."""
 
     CLASSIFIER = RagClassifier
+    reader: RagClassifier
     COMBINES_SCORES = True
 
     def load_module(self, trained: Path | None = None) -> RagReader:

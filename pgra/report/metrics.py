@@ -203,8 +203,8 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
     from sacrebleu.metrics.bleu import BLEU
 
     size, reference, *grams = map(int, counts)
-    score: float = BLEU.compute_bleu(grams[:4], grams[4:], size, reference, "exp").score
-    return score / 100
+    score = BLEU.compute_bleu(grams[:4], grams[4:], size, reference, "exp").score
+    return float(score) / 100
 
 
 bleu = SumMetric(bleu_counts, bleu_of_counts)
