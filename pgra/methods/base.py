@@ -115,7 +115,8 @@ def label_shares(data: TaskData) -> npt.NDArray[np.float64]:
     """Return the labels' shares among the training examples, (C,), each with one example more."""
     counts = Counter(str(example.label) for example in data.train)
     shares = np.array([counts[label] + 1 for label in data.labels], np.float64)
-    return shares / shares.sum()
+    shares /= shares.sum()
+    return shares
 
 
 def decide_labels(
