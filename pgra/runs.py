@@ -34,7 +34,7 @@ from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import ExampleRows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
-from pgra.data.tasks import AnyTask, load_any_task, measure_labels
+from pgra.data.tasks import AnyTask, TaskBase, load_any_task, measure_labels
 from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.methods.arguments import RunArguments, WorthArguments
 from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
@@ -312,7 +312,7 @@ def train(
         PgraError: If arguments, data or models cannot be used; if possible before any long work.
     """
     artifacts = (at_home(artifacts_dir) if artifacts_dir else user_cache()).absolute()
-    known = load_any_task(str(task)) if isinstance(task, str | Path) else task
+    known = task if isinstance(task, TaskBase) else load_any_task(str(task))
     home = artifacts / "given"
     values: dict[str, Any] = {"task": _task_file(task, home), "artifacts_dir": artifacts}
     for split, rows in (("train", train), ("validation", validation), ("test", test)):

@@ -19,7 +19,7 @@ from pgra.arrays import Scores, Vectors
 from pgra.artifacts import artifact_dir
 from pgra.data.examples import ExampleRows, open_rows
 from pgra.data.read import read_label
-from pgra.data.tasks import LABEL, Task
+from pgra.data.tasks import LABEL, Task, TaskBase
 from pgra.exemplars.selector import build_prompt, pool_task
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
@@ -89,7 +89,7 @@ class Classifier:
             names = tuple(map(str, self.labels))
             task = Task(name="own", labels=names, prompt=template, answer="")
         else:
-            task = Task.load(task) if isinstance(task, str | Path) else task
+            task = task if isinstance(task, TaskBase) else Task.load(task)
             self.labels = task.labels
         opened = Reranker(
             lm, tokenizer, task=task, examples=examples, num_exemplars=num_exemplars, **options

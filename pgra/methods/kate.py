@@ -262,15 +262,13 @@ class Kate(Method):
 
     def _read_answers(self, queries: Sequence[Example], texts: Sequence[str]) -> list[Prediction]:
         """Return written texts as answers, or as the labels whose words they are."""
-        words = self.format.words
         predictions = []
         for query, text in zip(queries, texts, strict=True):
-            if not words:
-                predictions.append(Prediction(query.id, text, {}))
-                continue
-            label = self.verbalizer.label_of_word(text)
-            scores = {name: float(name == label) for name in words}
-            predictions.append(Prediction(query.id, label or UNDECIDED, scores))
+            label = text
+            if self.data.labels:
+                label = self.verbalizer.label_of_word(text) or UNDECIDED
+            scores = {name: float(name == label) for name in self.data.labels}
+            predictions.append(Prediction(query.id, label, scores))
         return predictions
 
     def _score(self, lm: LanguageModel, prompts: ExemplarPrompts) -> Scores:

@@ -23,7 +23,7 @@ from pgra.config import choose
 from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus
 from pgra.data.examples import ExampleRows, as_rows, open_rows, read_split
-from pgra.data.tasks import Task
+from pgra.data.tasks import Task, TaskBase
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM, open_causal_lm
@@ -302,11 +302,10 @@ class Reranker(ScoringReranker):
     def _read_style(self, task: str | Path | Task | None, template: str | None) -> PromptFormat:
         if (task is None) == (template is None):
             raise ValueError('give task=, or template=, such as template="Review: {text}"')
-        if task is None:
-            assert template is not None
+        if template is not None:
             inputs = tuple(dict.fromkeys(re.findall(r"{([^\W\d]\w*)}", template))) or ("text",)
             return PromptFormat(PromptTemplate(template, "", inputs), {})
-        self._task = Task.load(str(task)) if isinstance(task, str | Path) else task
+        self._task = task if isinstance(task, TaskBase) else Task.load(str(task))
         self._words = self._task.prompt_words
         return task_format(self._task)
 
