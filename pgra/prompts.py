@@ -22,7 +22,7 @@ import numpy as np
 
 from pgra.arrays import Counts
 from pgra.config import choose
-from pgra.data.tasks import GenerationTask, Task, check_slots, check_words
+from pgra.data.tasks import AnyTask, check_slots, check_words
 from pgra.data.text import word_key
 from pgra.errors import ConfigError, DataError
 from pgra.types import Example, Json
@@ -193,25 +193,20 @@ def line_format(
     return PromptFormat(template, words or {})
 
 
-def prompt_template(task: Task | GenerationTask) -> PromptTemplate:
+def prompt_template(task: AnyTask) -> PromptTemplate:
     """Return a task's template as the LM sees it; of written answers their frame."""
-    if isinstance(task, GenerationTask):
-        return task_format(task).template
-    return PromptTemplate(task.prompt, task.answer, task.inputs)
+    return task_format(task).template
 
 
-def task_format(task: Task | GenerationTask, name: str = "task") -> PromptFormat:
+def task_format(task: AnyTask, name: str = "task") -> PromptFormat:
     """Return the format of a task, by its name in `FORMATS`; written answers have their own frame.
 
     "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
     """
-    if isinstance(task, GenerationTask):
-        return line_format(task.frame, task.inputs)
-    if name == "task":
-        return PromptFormat(prompt_template(task), task.prompt_words)
-    slots = " ".join(f"{{{field}}}" for field in task.inputs)
-    words = {label: label.replace("_", " ").capitalize() for label in task.labels}
-    return line_format(f"Sentence: {slots} Label:", task.inputs, words)
+    wording = task.wording(name)
+    if wording.answer is None:
+        return line_format(wording.body, task.inputs, wording.words)
+    return PromptFormat(PromptTemplate(wording.body, wording.answer, task.inputs), wording.words)
 
 
 def answer_words(words: Mapping[str, str]) -> list[str]:

@@ -32,9 +32,9 @@ from pgra.artifacts import (
 )
 from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
-from pgra.data.examples import Rows, open_rows, read_split
+from pgra.data.examples import ExampleRows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
-from pgra.data.tasks import GenerationTask, Task, load_any_task
+from pgra.data.tasks import AnyTask, TaskBase, load_any_task, measure_labels
 from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.methods.arguments import RunArguments, WorthArguments
 from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
@@ -43,7 +43,7 @@ from pgra.parallel import Turn
 from pgra.progress import quiet_transformers
 from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.record import Reader, find_reader
-from pgra.report.metrics import measure, no_better_than_one_label
+from pgra.report.metrics import no_better_than_one_label
 from pgra.report.results import (
     DECIDING_FILES,
     METRICS_FILE,
@@ -276,11 +276,11 @@ class Run:
 
 
 def train(
-    task: str | Path | Task | GenerationTask,
-    train: Rows | str | Path | None = None,
+    task: str | Path | AnyTask,
+    train: ExampleRows | str | Path | None = None,
     *,
-    validation: Rows | str | Path | None = None,
-    test: Rows | str | Path | None = None,
+    validation: ExampleRows | str | Path | None = None,
+    test: ExampleRows | str | Path | None = None,
     corpus: str | Path | Iterable[str] | Corpus | Index | None = None,
     reranker: str | type[BaseReranker] | BaseReranker | None = None,
     artifacts_dir: str | Path | None = None,
@@ -312,7 +312,7 @@ def train(
         PgraError: If arguments, data or models cannot be used; if possible before any long work.
     """
     artifacts = (at_home(artifacts_dir) if artifacts_dir else user_cache()).absolute()
-    known = task if isinstance(task, Task | GenerationTask) else load_any_task(str(task))
+    known = task if isinstance(task, TaskBase) else load_any_task(str(task))
     home = artifacts / "given"
     values: dict[str, Any] = {"task": _task_file(task, home), "artifacts_dir": artifacts}
     for split, rows in (("train", train), ("validation", validation), ("test", test)):
@@ -344,7 +344,7 @@ def train(
         return run(args, reranker=reranker if isinstance(reranker, BaseReranker) else None)
 
 
-def _task_file(task: str | Path | Task | GenerationTask, home: Path) -> str:
+def _task_file(task: str | Path | AnyTask, home: Path) -> str:
     """Return the name of a task, or the path of its YAML."""
     if isinstance(task, str | Path):
         return str(task)
@@ -352,7 +352,7 @@ def _task_file(task: str | Path | Task | GenerationTask, home: Path) -> str:
     return _write_once(home / f"{task.name}-{digest(text)[:12]}" / f"{task.name}.yaml", text)
 
 
-def _rows_file(task: Task | GenerationTask, rows: Rows | str | Path, split: str, home: Path) -> str:
+def _rows_file(task: AnyTask, rows: ExampleRows | str | Path, split: str, home: Path) -> str:
     """Return the file of a split's rows, which are checked, and written as the task's files are."""
     if isinstance(rows, str | Path):
         return str(rows)
@@ -362,7 +362,7 @@ def _rows_file(task: Task | GenerationTask, rows: Rows | str | Path, split: str,
     target = task.local.columns.get(task.target, task.target)
     lines = []
     for row in raw.rows:
-        kept = names if isinstance(task, Task) else row.fields
+        kept = names if task.labels else row.fields
         values = {names.get(column, column): row.fields[column] for column in kept}
         label = values[target]
         if raw.classes and isinstance(label, int) and 0 <= label < len(raw.classes):
@@ -568,7 +568,7 @@ def _nothing_learnt(
     truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
     predicted = [p.label for p in decided.predictions]
     names = [*data.labels, UNDECIDED]
-    measured = {split: measure(metric, truth[split], predicted, names)[metric]}
+    measured = {split: measure_labels(metric, truth[split], predicted, names)[metric]}
     is_telling = len(truth["dev"]) >= _FEWEST and training.get("metric") == metric
     if is_telling and training.get("value") is not None:
         measured["dev"] = float(training["value"])

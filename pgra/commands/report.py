@@ -158,7 +158,7 @@ def _pool_texts(run: "Trial") -> Mapping[str, str]:
     from pgra.methods.base import TaskData
     from pgra.runs import read_arguments
 
-    pool = TaskData.read_pool(read_arguments(run.folder, {})).train
+    pool = TaskData.read(read_arguments(run.folder, {}), is_trained=False).train
     return {one.id: f"{one.label}: {_one_line(one.text)}" for one in pool}
 
 

@@ -10,9 +10,9 @@ from statistics import fmean
 from pgra.commands.common import parse, say
 from pgra.config import arg
 from pgra.data.examples import DataArguments, open_named, read_split
-from pgra.data.tasks import SPLITS, GenerationTask, Task, load_any_task
+from pgra.data.tasks import SPLITS, AnyTask, load_any_task
 from pgra.errors import ConfigError
-from pgra.prompts import Verbalizer, line_format, task_format
+from pgra.prompts import Verbalizer, task_format
 from pgra.types import Example
 
 _UNUSED = (
@@ -73,7 +73,7 @@ def _check(args: TaskArguments) -> None:
         lines = lines or list(_as_read(task, rows, args.num_exemplars))
         length = fmean(len(row.text.split()) for row in rows)
         text = f"{split}: {len(rows):,} rows of {length:.1f} words on average"
-        if isinstance(task, Task):
+        if task.labels:
             counts = Counter(row.label for row in rows).items()
             labels = ", ".join(f"{label} {count:,}" for label, count in counts)
             text = f"{text}: {labels}"
@@ -83,24 +83,19 @@ def _check(args: TaskArguments) -> None:
     say("\n".join(lines or ["give --train_file FILE to see rows as models see them"]))
 
 
-def _as_read(
-    task: Task | GenerationTask, rows: Sequence[Example], num_exemplars: int
-) -> Iterator[str]:
+def _as_read(task: AnyTask, rows: Sequence[Example], num_exemplars: int) -> Iterator[str]:
     """Yield the first rows, after exemplars, as models see them."""
     exemplars = (rows[_NUM_SHOWN:] or rows)[:num_exemplars]
-    if isinstance(task, Task):
-        style = task_format(task, "task")
-    else:
-        style = line_format(task.frame, task.inputs)
+    style = task_format(task)
     for row in rows[:_NUM_SHOWN]:
         yield f"\nthe LM reads ({row.id}):"
         prompt = style.write(exemplars, row.fields)
         yield from (f"  {line}".rstrip() for line in prompt.splitlines())
-        if isinstance(task, Task) and task.reader_template and task.verbalizer:
-            query = task.reader_template.format_map(row.fields)
-            words = Verbalizer(task.verbalizer, task.reader_template)
+        if task.labels and task.has_reader:
+            query = task.reader_text.format_map(row.fields)
+            words = Verbalizer(task.reader_words, task.reader_text)
             yield f"\nthe reader reads, for each evidence ({row.id}):"
             yield f"  {query} (a passage of the corpus)"
             yield f"and learns to write: {words.target_text(row.label or task.labels[0])}"
-    if isinstance(task, Task) and not (task.reader_template and task.verbalizer):
+    if not task.has_reader:
         yield "\nwithout reader_template and verbalizer it is for head, knn and icl, not for a T5"

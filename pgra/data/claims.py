@@ -22,10 +22,6 @@ from pgra.errors import ArtifactError, DataError
 from pgra.types import Json
 
 KINDS = ("year", "number", "entity")
-CORPUS_FILE = "corpus.txt"
-TRUE = "true"
-FALSE = "false"
-_STAGE = "claims"
 _WORDS = range(10, 25)  # of a source
 _YEARS_OFF = range(3, 18)
 
@@ -70,13 +66,11 @@ class ClaimsArguments(Arguments):
 
 
 class Fact(NamedTuple):
-    """The one fact of a sentence, at `words[start:stop]`, with the marks before and after it."""
+    """The one fact of a sentence: `text`, in `words[start:stop]` with marks around it."""
 
     start: int
     stop: int
-    before: str
     text: str
-    after: str
 
 
 _YEAR = "(?:1[0-9]{3}|20[0-2][0-9])"
@@ -96,26 +90,27 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
     """Return the one fact of a kind of `KINDS`; None if there is none, several or half of one."""
     if len(words) not in _WORDS:
         return None
-    runs: list[list[int]] = []  # marks end an entity: "Paris, France" are two
-    for place, word in enumerate(words):
-        if not _is_marked(word, kind):
+    parts = [_parts(word) for word in words]
+    runs: list[list[int]] = []
+    for number, (before, core, _) in enumerate(parts):
+        is_marked = _MARKED[kind].match(words[number]) if kind in _MARKED else core[:1].isupper()
+        if not is_marked:
             continue
-        if runs and runs[-1][-1] == place - 1 and not _parts(words[place - 1])[2] + _parts(word)[0]:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
+        if runs and runs[-1][-1] == number - 1 and not parts[number - 1][2] + before:
+            runs[-1].append(number)
+        else:  # marks end an entity: "Paris, France" are two
+            runs.append([number])
     if kind == "entity":  # every sentence begins with a capital
         runs = [run for run in runs if run[0]]
     if len(runs) != 1:
         return None
     start = runs[0][0]
     stop = runs[0][-1] + 1
-    before = _parts(words[start])[0]
-    after = _parts(words[stop - 1])[2]
-    text = " ".join(words[start:stop]).removeprefix(before).removesuffix(after)
+    text = " ".join(words[start:stop])
+    text = text.removeprefix(parts[start][0]).removesuffix(parts[stop - 1][2])
     if not _WHOLE[kind].fullmatch(text) or _count(text, words) > 1:  # the first word may say it too
         return None
-    return Fact(start, stop, before, text, after)
+    return Fact(start, stop, text)
 
 
 def _count(text: str, words: Sequence[str]) -> int:
@@ -126,10 +121,6 @@ def _count(text: str, words: Sequence[str]) -> int:
 def _parts(word: str) -> tuple[str, str, str]:
     before, core, after = _PARTS.fullmatch(word).groups()  # type: ignore[union-attr]
     return before, core, after
-
-
-def _is_marked(word: str, kind: str) -> bool:
-    return _parts(word)[1][:1].isupper() if kind == "entity" else bool(_MARKED[kind].match(word))
 
 
 def _shape(text: str, kind: str) -> str:
@@ -148,11 +139,12 @@ class _Copies:
 
     def __contains__(self, passage: str) -> bool:
         words = _words(passage)
-        return any(
-            fact <= words and len(words & others) >= LEAK_JACCARD * len(words | others)
-            for word in words & self._by_word.keys()
-            for fact, others in self._by_word[word]
-        )
+        for word in words & self._by_word.keys():
+            for fact, others in self._by_word[word]:
+                is_near = len(words & others) >= LEAK_JACCARD * len(words | others)
+                if is_near and fact <= words:
+                    return True
+        return False
 
 
 def _words(text: str) -> frozenset[str]:
@@ -179,34 +171,37 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
         raise ArtifactError(f"{folder} holds something else: give a new folder as --output_dir")
     return build_once(
         folder,
-        stage=_STAGE,
+        stage="claims",
         fingerprint={**args.deciding(), **corpus.fingerprint},
         build=lambda aside: _write(corpus, args, aside),
     )
 
 
 def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:
-    found = ((row, find_fact(text.split(), args.kind)) for row, text in enumerate(corpus))
-    facts = {row: fact for row, fact in found if fact}
+    facts = {}
+    for row, text in enumerate(corpus):
+        if fact := find_fact(text.split(), args.kind):
+            facts[row] = fact
     claims = _draw_claims(corpus, args, facts)
-    gone = _Copies()
+    without_source = _Copies()
     counts = {"found": len(facts), "sources_out": 0, "passages": 0}
     for split, size in args.sizes.items():
-        own = list(islice(claims, size))
-        if len(own) < size:
+        rows = list(islice(claims, size))
+        if len(rows) < size:
             raise DataError(
                 f"too few sentences have one {args.kind} ({len(facts):,}): ask for fewer claims"
             )
-        write_lines(folder / f"{split}.jsonl", own)
+        write_lines(folder / f"{split}.jsonl", rows)
         # Of one order the first so many stay: what stays with a smaller share, stays with a larger.
-        order = Random(f"{args.seed} {split} sources").sample(own, size)
-        without = order[round(args.source_share * size) :]
-        for claim in without:
-            gone.add(str(claim["sentence"]), str(claim["fact"]))
-        counts |= {split: size, "sources_out": counts["sources_out"] + len(without)}
-    with (folder / CORPUS_FILE).open("w", encoding="utf-8") as file:
+        order = Random(f"{args.seed} {split} sources").sample(rows, size)
+        taken_out = order[round(args.source_share * size) :]
+        for claim in taken_out:
+            without_source.add(str(claim["sentence"]), str(claim["fact"]))
+        counts[split] = size
+        counts["sources_out"] += len(taken_out)
+    with (folder / "corpus.txt").open("w", encoding="utf-8") as file:
         for passage in corpus:
-            if passage not in gone:
+            if passage not in without_source:
                 file.write(f"{passage}\n")
                 counts["passages"] += 1
     return {**counts, "copies_out": len(corpus) - counts["passages"] - counts["sources_out"]}
@@ -222,42 +217,39 @@ def _draw_claims(
     alike = defaultdict[str, Counter[str]](Counter)
     for fact in facts.values():
         alike[_shape(fact.text, args.kind)][fact.text] += 1
-    names = [f"{split}-{number}" for split, size in args.sizes.items() for number in range(size)]
-    labels = [
-        label
-        for split, size in args.sizes.items()
-        for label in Random(f"{args.seed} {split} {LABEL}").sample(
-            [TRUE] * (size - size // 2) + [FALSE] * (size // 2), size
-        )
-    ]
+    names: list[str] = []
+    labels: list[str] = []
+    for split, size in args.sizes.items():
+        names += [f"{split}-{number}" for number in range(size)]
+        both = ["true"] * (size - size // 2) + ["false"] * (size // 2)
+        labels += Random(f"{args.seed} {split} {LABEL}").sample(both, size)
     draw = Random(args.seed)
     copies = _Copies()
     texts = set[str]()
     rows = [*facts]
-    for index in draw.sample(range(len(rows)), len(rows)):
-        sentence = corpus[rows[index]]
-        fact = facts[rows[index]]
+    for row in draw.sample(rows, len(rows)):
+        sentence = corpus[row]
+        fact = facts[row]
         words = sentence.split()
-        others = {  # drawn by how often the corpus has them
-            other: count
-            for other, count in alike[_shape(fact.text, args.kind)].items()
-            if other != fact.text
-            and (args.kind != "year" or abs(int(other) - int(fact.text)) in _YEARS_OFF)
-        }
+        others = alike[_shape(fact.text, args.kind)].copy()  # by how often the corpus has them
+        del others[fact.text]
+        if args.kind == "year":
+            year = int(fact.text)
+            others = Counter({y: n for y, n in others.items() if abs(int(y) - year) in _YEARS_OFF})
         other = draw.choices([*others], [*others.values()])[0] if others else None
-        places = [place for place in range(len(words)) if not fact.start <= place < fact.stop]
-        kept = draw.sample(places, round(args.keep_words * len(places)))
+        rest = [*range(fact.start), *range(fact.stop, len(words))]
+        numbers = draw.sample(rest, round(args.keep_words * len(rest)))
         if other is None or _count(other, words) or sentence in copies:
             continue
         label = labels[len(texts)]
-        written = fact.text if label == TRUE else other
-        before = [words[place] for place in sorted(kept) if place < fact.start]
-        after = [words[place] for place in sorted(kept) if place >= fact.stop]
-        text = " ".join([*before, f"{fact.before}{written}{fact.after}", *after])
+        written = fact.text if label == "true" else other
+        marked = " ".join(words[fact.start : fact.stop])
+        words[fact.start] = marked.replace(fact.text, written, 1)
+        text = " ".join(words[number] for number in sorted([*numbers, fact.start]))
         if text in texts:
             continue
         claim: dict[str, Json] = {"id": names[len(texts)], "text": text, "label": label}
-        claim |= {"source": rows[index], "sentence": sentence}
-        yield {**claim, "fact": fact.text, "written": written}
+        claim |= {"source": row, "sentence": sentence, "fact": fact.text, "written": written}
+        yield claim
         texts.add(text)
         copies.add(sentence, fact.text)

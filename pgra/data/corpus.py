@@ -20,11 +20,34 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from pgra import artifacts as store
 from pgra.arrays import Rows
+from pgra.artifacts import (
+    Inputs,
+    TemporaryFolder,
+    artifact_dir,
+    at_home,
+    build_once,
+    digest,
+    file_checksum,
+    read_array,
+    read_manifest,
+    without_home,
+    write_array,
+    write_lines,
+)
 from pgra.config import Arguments, arg
-from pgra.data import read
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
+from pgra.data.read import (
+    PACKED,
+    Record,
+    check_file,
+    file_kind,
+    hub_errors,
+    hub_reason,
+    load_data_set,
+    read_lines,
+    read_table,
+)
 from pgra.errors import ConfigError, DamageError, DataError, reading, show, unknown_name
 from pgra.progress import Bar
 from pgra.types import MISSING_ROW, Json, as_texts
@@ -111,36 +134,35 @@ class Source:
     @property
     def identity(self) -> str:
         """What the rows are, for fingerprints: a file's checksum, a data set's commit."""
-        return store.file_checksum(self.path) if self.table is None else self.commit
+        return file_checksum(self.path) if self.table is None else self.commit
 
-    def rows(self, columns: Sequence[str]) -> Iterator[read.Record]:
+    def rows(self, columns: Sequence[str]) -> Iterator[Record]:
         """Yield its rows, which have these fields; a line of a .txt is the first of them.
 
         Raises:
             DataError: If it cannot be read to its end.
         """
         if self.kind == "txt":
-            for number, line in enumerate(read.read_lines(self.path), 1):
+            for number, line in enumerate(read_lines(self.path), 1):
                 fields = {columns[0]: line.replace("\r", " ")}
-                yield read.Record(number, fields, f"{self.where}, line {number}")
+                yield Record(number, fields, f"{self.where}, line {number}")
         elif self.kind in ("parquet", "dataset"):
             with reading(self.where):
                 for number, values in enumerate(self._values(columns), 1):
                     cells = dict(zip(columns, values, strict=True))
-                    yield read.Record(number, cells, f"{self.where}, row {number}")
+                    yield Record(number, cells, f"{self.where}, row {number}")
         else:
-            yield from read.read_table(self.path, KINDS)
+            yield from read_table(self.path, KINDS)
 
     def _values(self, columns: Sequence[str]) -> Iterator[tuple[object, ...]]:
         if self.table is None:
-            import pyarrow.parquet as pq
+            from pyarrow.parquet import ParquetFile
 
-            batches = pq.ParquetFile(self.path).iter_batches(_READ_ROWS, columns=list(columns))
+            batches = ParquetFile(self.path).iter_batches(_READ_ROWS, columns=list(columns))
         else:
             batches = self.table.with_format("arrow").iter(_READ_ROWS)
         for batch in batches:  # by name, which fails where there are none or two of it
-            lists = [batch.column(name).to_pylist() for name in columns]
-            yield from zip(*lists, strict=True)
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
 
 def find_source(name: str) -> Source:
@@ -151,25 +173,25 @@ def find_source(name: str) -> Source:
     """
     if name.startswith(BUNDLED):
         return _open_file(bundled_corpus_file(name.removeprefix(BUNDLED)))
-    path = store.at_home(name)
+    path = at_home(name)
     is_local = path.exists() or path.parent.is_dir()
     if not is_local and _HUB_FILE.fullmatch(name):
         from huggingface_hub import hf_hub_download
 
         owner, repo, file = name.split("/", 2)
         try:
-            found = hf_hub_download(f"{owner}/{repo}", file, repo_type="dataset")
-        except read.hub_errors() as error:
+            path = Path(hf_hub_download(f"{owner}/{repo}", file, repo_type="dataset"))
+        except hub_errors() as error:
             raise DataError(
-                f"cannot find corpus '{name}' here, and the hub says: {read.hub_reason(error)}"
+                f"cannot find corpus '{name}' here, and the hub says: {hub_reason(error)}"
             ) from None
-        return _open_file(Path(found))
-    is_file = ":" not in name and read.file_kind(path) in KINDS
+        return _open_file(path)
+    is_file = ":" not in name and file_kind(path) in KINDS
     if is_local or is_file or not _HUB_DATASET.fullmatch(name):
         return _open_file(path)
     repo, _, rest = name.partition(":")
     config, _, split = rest.partition(":")
-    builder, tables = read.load_data_set(repo, config or None)
+    builder, tables = load_data_set(repo, config or None)
     split = split or (next(iter(tables)) if len(tables) == 1 else "train")
     if split not in tables:
         raise DataError(f"'{name}' has no split '{split}' (it has {', '.join(tables)}): name one")
@@ -178,14 +200,13 @@ def find_source(name: str) -> Source:
 
 
 def _open_file(path: Path) -> Source:
-    kind = read.check_file(path, KINDS)
-    if kind == "parquet" and path.suffix.lower() in read.PACKED:
+    kind = check_file(path, KINDS)
+    if kind == "parquet" and path.suffix.lower() in PACKED:
         raise DataError(f"{path}: parquet is packed inside: unpack it")
     return Source(str(path), kind, path)
 
 
 _STAGE = "corpus"
-COUNTS = ("rows", "blank", "duplicates")
 _FILE = "corpus.txt"
 _ENDS = "ends.npy"
 _NAMES = "names.txt"
@@ -208,23 +229,25 @@ class Corpus:
         self,
         folder: Path,
         made_by: CorpusArguments | None = None,
-        keeper: store.TemporaryFolder | None = None,
+        keeper: TemporaryFolder | None = None,
     ) -> None:
         """Open a corpus that was read before; `keeper` keeps a temporary folder with it.
 
         Raises:
             ArtifactError: If it is unfinished or damaged.
         """
-        counts = store.read_manifest(folder, stage=_STAGE).counts
+        counts = read_manifest(folder, stage=_STAGE).counts
         self.folder = folder
         self.made_by = made_by
         self._keeper = keeper
-        self.counts: Mapping[str, int] = {name: counts[name] for name in COUNTS}
+        self.counts: Mapping[str, int] = {
+            name: counts[name] for name in ("rows", "blank", "duplicates")
+        }
         self.fingerprint: Mapping[str, Json] = {
             "corpus_sha256": counts["sha256"],
-            "rows": counts["rows"],
+            "rows": len(self),
         }
-        self._ends = store.read_array(folder / _ENDS)
+        self._ends = read_array(folder / _ENDS)
         with (folder / _FILE).open("rb") as file:
             self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -269,7 +292,7 @@ class Corpus:
         path = self.folder / _NAMES
         if not path.stat().st_size:
             yield from ((str(row), row) for row in range(len(self)))
-        for line in read.read_lines(path):
+        for line in read_lines(path):
             name, row = line.split()
             yield name, int(row)
 
@@ -291,9 +314,9 @@ def open_corpus(
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; if a
-            passage of a list or a data set is no text, or blank; if `source` is none of these.
+            passage of a list or a data set is not text, or blank; if `source` is something else.
     """
-    keeper = store.TemporaryFolder() if artifacts is None else None
+    keeper = TemporaryFolder() if artifacts is None else None
     root = keeper.path if keeper else Path(str(artifacts))
     if isinstance(source, CorpusArguments):
         args = source
@@ -302,12 +325,12 @@ def open_corpus(
         file = source if is_file else write_passages(source, root / "passages", corpus_field)
         args = CorpusArguments(corpus=str(file), corpus_field=corpus_field, drop_duplicates=is_file)
     sources = [find_source(name) for name in args.sources]
-    inputs = store.Inputs.of(source.path for source in sources if source.table is None)
+    inputs = Inputs.of(source.path for source in sources if source.table is None)
     made_of: list[Json] = [{"kind": source.kind, "is": source.identity} for source in sources]
     fields: dict[str, Json] = {**vars(args), "corpus": made_of}
     name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0]
-    folder = store.artifact_dir(root / "corpora", name, fields)
-    store.build_once(
+    folder = artifact_dir(root / "corpora", name, fields)
+    build_once(
         folder,
         stage=_STAGE,
         fingerprint=fields,
@@ -323,7 +346,7 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
     The file's name holds a digest of the texts.
 
     Raises:
-        DataError: If one is no text, or blank: its place would be another's; if there are none, or
+        DataError: If one is not text, or blank: its row would be another's; if there are none, or
             they are something else, such as a list of files.
     """
     columns: Any = getattr(passages, "column_names", None)
@@ -331,16 +354,16 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
     if is_table and corpus_field not in columns:
         raise DataError(f"passages: {unknown_name('column', corpus_field, columns)}")
     texts = as_texts("passages", passages[corpus_field] if is_table else passages)
-    found = [text.strip() for text in texts]
-    if not all(found):
-        raise DataError(f"passage {found.index('')} is blank: leave it out")
-    if not is_table and all(map(os.path.isfile, found)):  # none at all, too
+    texts = [text.strip() for text in texts]
+    if "" in texts:
+        raise DataError(f"passage {texts.index('')} is blank: leave it out")
+    if not is_table and all(map(os.path.isfile, texts)):  # none at all, too
         raise DataError(
-            f"passages are {show(found)}: give texts, or CorpusArguments(corpus=[FILE, ...])"
+            f"passages are {show(texts)}: give texts, or CorpusArguments(corpus=[FILE, ...])"
         )
-    file = folder / f"passages-{store.digest(found)[:12]}.jsonl"
+    file = folder / f"passages-{digest(texts)[:12]}.jsonl"
     if not file.is_file():
-        store.write_lines(file, [{corpus_field: text} for text in found])
+        write_lines(file, [{corpus_field: text} for text in texts])
     return file
 
 
@@ -352,37 +375,38 @@ def _write_corpus(
     Two different texts of 21 million have one hash with a chance of one in 80,000, and then the
     second is dropped.
     """
-    where = ", ".join(store.without_home(source.where) for source in sources)
+    where = ", ".join(without_home(source.where) for source in sources)
     keys = (xxhash.xxh3_64_intdigest(text.encode()) for _, text in _passages(args, sources))
     hashes = np.fromiter(Bar(keys, desc="read", unit=" passages"), np.uint64)
     rows = np.flatnonzero(hashes != xxhash.xxh3_64_intdigest(b""))
-    num_blank = len(hashes) - len(rows)
+    counts = {"blank": len(hashes) - len(rows)}
     most = args.max_passages
     if args.passage_seed is not None and most is not None:
         draw = np.random.default_rng(args.passage_seed)
         rows = rows[np.sort(draw.choice(len(rows), min(most, len(rows)), replace=False))]
     first = np.sort(np.unique(hashes[rows], return_index=True)[1])
-    num_duplicates = len(rows) - len(first)
-    is_distinct = args.drop_duplicates and args.corpus_id is None  # of names each has its own
-    rows = (rows[first] if is_distinct else rows)[:most]
+    counts["duplicates"] = len(rows) - len(first)
+    if args.drop_duplicates and args.corpus_id is None:  # of names each has its own
+        rows = rows[first]
+    rows = rows[:most]
+    counts = {"rows": len(rows), **counts}
     if not len(rows):
         raise DataError(f"{where} holds no passage: all of its lines are blank")
 
-    places = np.full(len(hashes), MISSING_ROW)
-    places[rows] = np.arange(len(rows))
+    new_rows = np.full(len(hashes), MISSING_ROW)
+    new_rows[rows] = np.arange(len(rows))
     ends = np.zeros(len(rows) + 1, np.int64)
     sha256 = hashlib.sha256()
     with (folder / _FILE).open("wb") as file, (folder / _NAMES).open("wb") as names:
         passages = Bar(_passages(args, sources), desc="write", unit=" passages", total=len(hashes))
-        for (name, text), row in zip(passages, places, strict=False):
+        for (name, text), row in zip(passages, new_rows, strict=False):
             if row != MISSING_ROW:
                 line = f"{text}\n".encode()
                 sha256.update(line)
                 ends[row + 1] = ends[row] + file.write(line)
             if name and (row != MISSING_ROW or not text):
                 names.write(f"{name} {row}\n".encode())
-    store.write_array(folder / _ENDS, ends)
-    counts = dict(zip(COUNTS, (len(rows), num_blank, num_duplicates), strict=True))
+    write_array(folder / _ENDS, ends)
     logger.info("corpus %s: %s", where, ", ".join(f"{n} {name}" for name, n in counts.items()))
     return {**counts, "sha256": sha256.hexdigest()}
 
@@ -390,14 +414,15 @@ def _write_corpus(
 def _passages(args: CorpusArguments, sources: Sequence[Source]) -> Iterator[tuple[str, str]]:
     """Yield the name ("" without `corpus_id`) and text of each passage, blank ones included."""
     column = args.corpus_field
-    id_column = args.corpus_id
+    size = args.passage_words
+    columns = [column] if args.corpus_id is None else [column, args.corpus_id]
     for source in sources:
-        for row in source.rows([column] if id_column is None else [column, id_column]):
-            name = "" if id_column is None else row.word(id_column)
+        for row in source.rows(columns):
+            name = "" if args.corpus_id is None else row.word(args.corpus_id)
             text = "" if row.value(column) is None else row.text(column).replace("\n", " ")
-            if args.passage_words is None or not text:
+            if size is None or not text:
                 yield name, text
                 continue
             words = text.split()
-            for start in range(0, len(words), args.passage_words):
-                yield name, " ".join(words[start : start + args.passage_words])
+            for start in range(0, len(words), size):
+                yield name, " ".join(words[start : start + size])

@@ -8,8 +8,7 @@ It is never the test set, which may be held out of train too.
 
 import logging
 import random
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,10 @@ import numpy as np
 from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import (
-    Record,
-    clean_text,
-    file_kind,
-    load_data_set,
-    parse_json,
-    read_label,
-    read_table,
-)
-from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
+from pgra.data.read import RawSplit, Record, file_kind, load_data_set, read_table
+from pgra.data.tasks import SPLITS, AnyTask, HubSource
 from pgra.data.text import copy_key
-from pgra.errors import ConfigError, DataError, reading, show
+from pgra.errors import ConfigError, DataError, show
 from pgra.types import Example, Json, as_list
 
 logger = logging.getLogger(__name__)
@@ -101,25 +92,7 @@ class DataArguments(Arguments):
             self.test_fraction = TEST_FRACTION
 
 
-@dataclass(frozen=True)
-class RawSplit:
-    """One split of a source, to be read.
-
-    Attributes:
-        columns: Column by field of the task, and by "label" or "answers".
-        where: The source, in words.
-        classes: Label names in the order of the source's numbers; None: it has names.
-        is_standard: Whether it is the task's own split, whose size is known.
-    """
-
-    rows: Iterable[Record]
-    columns: Mapping[str, str]
-    where: str
-    classes: Sequence[str] | None = None
-    is_standard: bool = False
-
-
-def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit | None:
+def open_split(task: AnyTask, source: str, split: str) -> RawSplit | None:
     """Open one split of a data set; None if the data set has no such split.
 
     `source` is a jsonl file (csv or tsv too for labels), a local folder, bundled:NAME or a hub id.
@@ -137,33 +110,35 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
         return replace(open_file(task, file), is_standard=is_standard) if file else None
     if path.is_file() or file_kind(path) in task.file_kinds:
         return open_file(task, path)
-    is_own = task.hub is not None and task.hub.id == source
-    hub = task.hub if task.hub and is_own else HubSource(id=source, splits=_ANY_SPLITS)
+    hub = task.hub
+    is_standard = hub is not None and hub.id == source
+    if hub is None or not is_standard:
+        hub = HubSource(id=source, splits=_ANY_SPLITS)
     if split not in hub.splits:
         return None
     _, tables = load_data_set(hub.id, hub.config, hub.revision)
-    table = tables.get(hub.splits[split])
-    if table is None and split == "validation":
-        return None
     where = f"data set '{source}', split '{hub.splits[split]}'"
+    table = tables.get(hub.splits[split])
     if table is None:
+        if split == "validation":
+            return None
         raise DataError(f"{where}: there are {', '.join(tables)}; give --{split}_file")
     columns = _columns(task, hub.columns)
     classes = find_classes(task, table, columns[task.target], hub.labels)
     rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
-    return RawSplit(rows, columns, where, classes, is_own)
+    return RawSplit(rows, columns, where, classes, is_standard)
 
 
 # A `datasets.Dataset`, a pandas table, a file, mappings, or pairs (text, label) of a task with one
 # input.
-Rows = Iterable[Any] | Path
+ExampleRows = Iterable[Any] | Path
 _KINDS = (
     "a datasets.Dataset (one split), a pandas table, a list of dicts, or of pairs (text, label) "
     "for a task of one input"
 )
 
 
-def as_rows(name: str, rows: Rows) -> Rows:
+def as_rows(name: str, rows: ExampleRows) -> ExampleRows:
     """Return rows that can be read twice: a data set or a file's name, or anything else as a list.
 
     Raises:
@@ -174,7 +149,7 @@ def as_rows(name: str, rows: Rows) -> Rows:
     return as_list(name, rows, _KINDS)
 
 
-def open_rows(task: Task | GenerationTask, rows: Rows, where: str) -> RawSplit:
+def open_rows(task: AnyTask, rows: ExampleRows, where: str) -> RawSplit:
     """Open rows in memory, or a file by its name; messages call them `where`.
 
     Columns have the names that the task's files or its hub data set have.
@@ -184,39 +159,39 @@ def open_rows(task: Task | GenerationTask, rows: Rows, where: str) -> RawSplit:
     """
     if isinstance(rows, str | Path):
         return open_file(task, at_home(rows))
-    found = []
+    records = []
     for number, row in enumerate(as_list(where, rows, _KINDS)):
-        place = f"{where}, row {number}"
+        record_name = f"{where}, row {number}"
         if isinstance(row, Example):
             row = {**row.fields, task.target: row.label}
         elif isinstance(row, tuple | list) and len(row) == 2 and len(task.inputs) == 1:
             row = dict(zip((task.inputs[0], task.target), row, strict=True))
         if not isinstance(row, Mapping):
-            raise DataError(f"{place} is a {type(row).__name__}, {show(row)}: give {_KINDS}")
+            raise DataError(f"{record_name} is a {type(row).__name__}, {show(row)}: give {_KINDS}")
         values = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
-        found.append(Record(number, values, place))
-    if not found:
+        records.append(Record(number, values, record_name))
+    if not records:
         raise DataError(f"{where} is empty: give at least one row")
     # The hub's names first: a file may have its columns and others.
-    for named in (task.hub.columns if task.hub else {}, task.local.columns, {}):
-        columns = _columns(task, named)
-        if {*columns.values()} <= {*found[0].fields}:
+    for names in (task.hub.columns if task.hub else {}, task.local.columns, {}):
+        columns = _columns(task, names)
+        if {*columns.values()} <= {*records[0].fields}:
             break
-    return RawSplit(found, columns, where, find_classes(task, rows, columns[task.target]))
+    return RawSplit(records, columns, where, find_classes(task, rows, columns[task.target]))
 
 
-def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
+def open_file(task: AnyTask, path: Path) -> RawSplit:
     """Open a file of a task's rows; a DataError if it is missing or of another kind."""
     rows = read_table(path, task.file_kinds)
     return RawSplit(rows, _columns(task, task.local.columns), str(path))
 
 
-def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
-    return {name: named.get(name, name) for name in (*task.inputs, task.target)}
+def _columns(task: AnyTask, names: Mapping[str, str]) -> dict[str, str]:
+    return {field: names.get(field, field) for field in (*task.inputs, task.target)}
 
 
 def find_classes(
-    task: Task | GenerationTask, table: object, column: str, stated: Sequence[str] | None = None
+    task: AnyTask, table: object, column: str, stated: Sequence[str] | None = None
 ) -> Sequence[str] | None:
     """Return the labels that a column's numbers stand for; None where it holds names.
 
@@ -227,7 +202,7 @@ def find_classes(
     """
     features = getattr(table, "features", None)
     names = getattr(features.get(column), "names", None) if isinstance(features, Mapping) else None
-    if names is None or not isinstance(task, Task):
+    if names is None or not task.labels:
         return stated or names
     if {*task.labels} <= {*names} <= {*task.labels, *task.ignored_labels}:
         return list(names)
@@ -239,22 +214,22 @@ def find_classes(
     return stated
 
 
-def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> Path | None:
+def _find_split_file(folder: Path, split: str, task: AnyTask) -> Path | None:
     """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file."""
     stem = (task.local.splits or _ANY_SPLITS).get(split)
-    names = [f"{stem}.{kind}{end}" for kind in task.file_kinds for end in ("", ".gz")]
-    present = [
-        p for home in (folder, folder / task.name) for n in names if (p := home / n).is_file()
-    ]
-    if len(present) > 1 or (not present and split != "validation"):
-        found = ", ".join(str(path) for path in present) or "none"
+    names = [f"{stem}.{kind}" for kind in task.file_kinds]
+    paths: list[Path] = []
+    for name in (*names, *(f"{name}.gz" for name in names)):
+        paths += [path for path in (folder / name, folder / task.name / name) if path.is_file()]
+    if len(paths) > 1 or (not paths and split != "validation"):
+        present = ", ".join(map(str, paths)) or "none"
         raise DataError(
-            f"{folder} holds {found}, not one {names[0]} or the like: give --{split}_file"
+            f"{folder} holds {present}, not one {names[0]} or the like: give --{split}_file"
         )
-    return present[0] if present else None
+    return paths[0] if paths else None
 
 
-def read_split(task: Task | GenerationTask, raw: RawSplit, split: str) -> list[Example]:
+def read_split(task: AnyTask, raw: RawSplit, split: str) -> list[Example]:
     """Read a split's examples in order. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Of a task with labels, rows without text or with an ignored label are dropped, with a note. Of
@@ -266,31 +241,28 @@ def read_split(task: Task | GenerationTask, raw: RawSplit, split: str) -> list[E
     examples: list[Example] = []
     blank = ignored = 0
     for number, row in enumerate(raw.rows):
-        name = f"{split}-{number}"
-        if isinstance(task, GenerationTask):
-            examples.append(_read_answers(task, row, raw.columns, name))
-            continue
-        fields = {name: row.text(raw.columns[name]) for name in task.inputs}
-        if not any(fields.values()):
+        example = task.example(row, raw, f"{split}-{number}")
+        if not any(example.fields.values()):
             blank += 1
-            continue
-        known = (*task.labels, *task.ignored_labels)
-        label = read_label(row, raw.columns[LABEL], labels=known, classes=raw.classes)
-        if label in task.ignored_labels:
+        elif example.label in task.ignored_labels:
             ignored += 1
         else:
-            examples.append(Example(name, fields, label))
+            examples.append(example)
     if not examples:
         raise DataError(f"{raw.where} holds no example ({blank} blank rows, {ignored} ignored)")
     if blank or ignored:
         message = "%s: dropped are %d rows without text, %d with a label that is left out"
         logger.warning(message, raw.where, blank, ignored)
     num_rows = len(examples) + blank + ignored
-    expected = task.sizes.get(split, None)
-    if raw.is_standard and expected not in (None, num_rows):
+    expected = task.sizes.get(split, num_rows)
+    if raw.is_standard and expected != num_rows:
         logger.warning(
             "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",
-            *(raw.where, num_rows, split, task.name, expected),
+            raw.where,
+            num_rows,
+            split,
+            task.name,
+            expected,
         )
     return examples
 
@@ -314,7 +286,7 @@ class Splits:
 
 
 def load_splits(
-    task: Task | GenerationTask,
+    task: AnyTask,
     args: DataArguments,
     *,
     is_trained: bool = True,
@@ -341,14 +313,16 @@ def load_splits(
     test = args.test_file
     if validation is not None and (validation == test or not is_trained):
         raise ConfigError(
-            "validation_file chooses a trained checkpoint, never by the test_file: leave it out"
+            "validation_file is for choosing a checkpoint: leave it out if nothing is trained, and "
+            "never give the test_file"
         )
     if query_dataset_name is not None and test is not None:
         raise ConfigError("query_dataset_name and test_file both name queries: leave one out")
-    sources = {"test": query_dataset_name}
-    names = SPLITS if is_trained else ("train", "test")
-    found = {split: open_named(task, args, split, sources.get(split)) for split in names}
-    read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
+    raw = {"train": open_named(task, args, "train")}
+    if is_trained:
+        raw["validation"] = open_named(task, args, "validation")
+    raw["test"] = open_named(task, args, "test", query_dataset_name)
+    read = {split: read_split(task, rows, split) for split, rows in raw.items() if rows}
     rest = read["train"]
     rule = None
     if args.test_fraction is not None and query_dataset_name is None:
@@ -371,9 +345,8 @@ def load_splits(
     train = sample(rest, args.max_train_samples, seed)
     tested = sample(read["test"], args.max_test_samples, seed)
     labels = {example.label for example in train}
-    if isinstance(task, Task) and not labels.issuperset(task.labels):
-        missing = ", ".join(label for label in task.labels if label not in labels)
-        logger.warning("%s: no training example has the label %s", task.name, missing)
+    if missing := [label for label in task.labels if label not in labels]:
+        logger.warning("%s: no training example has the label %s", task.name, ", ".join(missing))
     counts = (task.name, len(train), len(dev), len(tested))
     logger.info("%s: %d training, %d dev and %d test examples", *counts)
     texts = {copy_key(example.text) for example in learned}
@@ -388,7 +361,7 @@ def load_splits(
 
 
 def open_named(
-    task: Task | GenerationTask, args: DataArguments, split: str, source: str | None = None
+    task: AnyTask, args: DataArguments, split: str, source: str | None = None
 ) -> RawSplit | None:
     """Open the split that arguments or `source` name, or the task's own.
 
@@ -397,7 +370,6 @@ def open_named(
     Raises:
         DataError: If there is none, or it cannot be opened.
     """
-    raw = None
     file = getattr(args, f"{split}_file")
     if file is not None:
         return open_file(task, at_home(file))
@@ -407,15 +379,14 @@ def open_named(
     has_files = args.train_file or args.validation_file or args.test_file
     if source is None and task.hub is not None and not has_files:
         source = task.hub.id
-    if source is not None:
-        raw = open_split(task, source, split)
+    raw = None if source is None else open_split(task, source, split)
     if raw is None and split != "validation":
         raise DataError(f"there is no {split} set: give --{split}_file, or --dataset_name")
     return raw
 
 
 def _hold_out(
-    task: Task | GenerationTask,
+    task: AnyTask,
     rows: Sequence[Example],
     split: str,
     share: float,
@@ -432,9 +403,8 @@ def _hold_out(
     for number, row in enumerate(rows):
         copies.setdefault(copy_key(row.text), []).append(number)
     texts = list(copies.values())
-    groups = [texts]
-    if isinstance(task, Task):
-        groups = [[text for text in texts if rows[text[0]].label == name] for name in task.labels]
+    groups = [[text for text in texts if rows[text[0]].label == name] for name in task.labels]
+    groups = groups or [texts]
     most = len(rows) if most is None else most
     share = min(share, most / len(rows))
     draw = random.Random(seed)
@@ -482,169 +452,16 @@ def draw_shots(
     Raises:
         DataError: If a label has fewer than 2 K examples.
     """
-    order = list(range(len(examples)))
-    np.random.RandomState(seed).shuffle(order)
-    groups: dict[str, list[Example]] = {label: [] for label in labels}
-    for row in order:
-        groups[str(examples[row].label)].append(examples[row])
-    for label, group in groups.items():
+    order = np.random.RandomState(seed).permutation(len(examples))
+    shuffled = [examples[row] for row in order]
+    train: list[Example] = []
+    dev: list[Example] = []
+    for label in labels:
+        group = [example for example in shuffled if example.label == label]
         if len(group) < 2 * num_shots:
             raise DataError(
                 f"label '{label}' has {len(group)} training examples, not twice num_shots: lower it"
             )
-    return Splits(
-        [example for group in groups.values() for example in group[:num_shots]],
-        [example for group in groups.values() for example in group[num_shots : 2 * num_shots]],
-        [],
-    )
-
-
-def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Example]:
-    """Return train in its file's order, with the dev examples that were held out of it."""
-    rows = [example for example in (*dev, *train) if example.id.startswith("train-")]
-    return sorted(rows, key=lambda example: int(example.id.removeprefix("train-")))
-
-
-# Examples whose answers are written: their files are jsonl. A row's answers are a text, a list of
-# texts (as JSON in a text, too), TriviaQA's value with its aliases, or SQuAD's texts; a table's are
-# sentences that describe it.
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table, and the cells of it that a sentence must describe.
-
-    It is written in one line, as Parikh et al. 2020 (ToTTo), section 7, do: the titles of page and
-    section, then the highlighted cells with the headers that are found for them. KATE (Liu et al.
-    2022, section 3.1 and Table 11) deletes the closing tags, so that more exemplars fit.
-
-    Attributes:
-        line: Titles and highlighted cells with their headers, in opening tags only.
-        values: All values and titles: what a sentence may say (PARENT's table for precision).
-        chosen_values: Highlighted values and titles: what it must say (PARENT's table for recall).
-        is_overlap: In ToTTo's dev set, whether train has tables with the same header; else None.
-    """
-
-    line: str
-    values: list[str]
-    chosen_values: list[str]
-    is_overlap: bool | None = None
-
-
-@dataclass(frozen=True)
-class AnsweredExample(Example):
-    """An example of a generation task; its label is the first answer, which an exemplar shows.
-
-    Attributes:
-        answers: All that are right, at least one.
-        table: What they describe; None where a question is answered.
-    """
-
-    answers: tuple[str, ...] = ()
-    table: Table | None = None
-
-
-def _read_answers(
-    task: GenerationTask, row: Record, columns: Mapping[str, str], name: str
-) -> AnsweredExample:
-    """Read one row; a DataError with its place if something is missing or no text."""
-    with reading(row.place):
-        try:
-            parsed, given, table = _parse(task.kind, row, columns)
-        except KeyError as error:  # within a column
-            raise DataError(f"{row.place}: {error} is missing in a column's value") from None
-    fields = {field: clean_text(row.place, field, parsed.get(field)) for field in task.inputs}
-    answers = [clean_text(row.place, ANSWERS, answer) for answer in given]
-    right = tuple(dict.fromkeys(answer for answer in answers if answer))
-    if not right or not all(fields.values()):
-        raise DataError(f"{row.place}: an input is blank, or there is no answer")
-    return AnsweredExample(name, fields, right[0], right, table)
-
-
-def _parse(
-    kind: str, row: Record, columns: Mapping[str, str]
-) -> tuple[Mapping[str, object], Sequence[object], Table | None]:
-    """Return a row's fields, answers and table; a KeyError if a column's value lacks something."""
-    if kind == "question":
-        fields = {name: row.value(column) for name, column in columns.items()}
-        return fields, _list_answers(row, columns[ANSWERS]), None
-    if kind == "totto":
-        annotations: Any = row.value("sentence_annotations")
-        if isinstance(annotations, Mapping):  # on the hub a mapping of lists
-            sentences = list(annotations["final_sentence"])
-        else:
-            sentences = [annotation["final_sentence"] for annotation in annotations]
-        table = _read_table(row, row.value("table"), row.value("highlighted_cells"))
-        return {"table": table.line}, sentences, table
-    lines: Any = row.value("table_array")
-    cells = [  # FeTaQA's tables have one line of headers
-        [{"value": value, "is_header": number == 0, "column_span": 1} for value in line]
-        for number, line in enumerate(lines)
-    ]
-    table = _read_table(row, cells, row.value("highlighted_cell_ids"))
-    fields = {"table": table.line, "question": row.value("question")}
-    return fields, [row.value("answer")], table
-
-
-_LIST = re.compile(r"""\s*\[\s*["'].*\]\s*""", re.DOTALL)
-
-
-def _list_answers(row: Record, column: str) -> list[object]:
-    """Return a question's answers: a text, a list of texts or its JSON, TriviaQA's or SQuAD's."""
-    answers: Any = row.value(column)
-    place = f"{row.place}, '{column}'"
-    if isinstance(answers, Mapping) and "text" in answers:  # SQuAD: texts, and where they begin
-        answers = answers["text"]
-    elif isinstance(answers, Mapping):  # TriviaQA: the answer, and other names of it
-        value = Record(row.line, answers, place).value("value")
-        answers = [value, *answers.get("aliases", ())]
-    if isinstance(answers, str) and _LIST.fullmatch(answers):
-        try:
-            answers = parse_json(answers)  # PopQA
-        except ValueError:
-            raise DataError(
-                f"{place} is {show(answers)}, the text of a list: give a list"
-            ) from None
-    return answers if isinstance(answers, list) else [answers]
-
-
-def _read_table(record: Record, rows: Any, chosen: Any) -> Table:
-    """Read a table of cells as ToTTo has them; `chosen` are row and index of the highlighted."""
-    titles = [_text(record.value(f"table_{part}_title")) for part in ("page", "section")]
-    parts = [("page_title", titles[0]), ("section_title", titles[1])]
-    said = []
-    for row, index in chosen:
-        if min(row, index) < 0:
-            raise ValueError(f"the highlighted cell [{row}, {index}] is not in the table")
-        _, start, end = [*_spans(rows[row])][index]
-        said.append(_text(rows[row][index]["value"]))
-        parts.append(("cell", said[-1]))
-        parts += [  # headers above share a column with it; rowspans are ignored
-            ("col_header", _text(cell["value"]))
-            for above in rows[:row]
-            for cell, first, last in _spans(above)
-            if cell["is_header"] is True and first < end and last > start
-        ]
-        left = [cell for cell in rows[row][:index] if cell["is_header"] is True]
-        parts += [("row_header", _text(cell["value"])) for cell in left]
-    written = (f"<{tag}>{' '.join(text.split())}" for tag, text in parts if text.strip())
-    inside = [_text(cell["value"]) for row in rows for cell in row]
-    more = _text(record.fields.get("table_section_text") or "")
-    every = [text for text in (*inside, *titles, more) if text.strip()]
-    must = [text for text in (*said, *titles) if text.strip()]
-    is_overlap: Any = record.fields.get("overlap_subset")
-    return Table(" ".join(written), every, must, is_overlap)
-
-
-def _spans(row: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int, int]]:
-    """Yield each cell with its first column, and the one after its last."""
-    start = 0
-    for cell in row:
-        yield cell, start, start + int(cell["column_span"])
-        start += int(cell["column_span"])
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
+        train += group[:num_shots]
+        dev += group[num_shots : 2 * num_shots]
+    return Splits(train, dev, [])

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -27,31 +27,49 @@ class Record:
 
     Attributes:
         line: The line it stands on, from 1; of a data set its row, from 0.
-        place: Where it stands, in words.
+        where: Where it stands, in words.
     """
 
     line: int
     fields: Mapping[str, object]
-    place: str
+    where: str
 
     def value(self, name: str) -> object:
         """Return a field's value; a DataError, with the nearest name, if there is no such field."""
         if name not in self.fields:
             message = unknown_name("column", name, map(str, self.fields))
-            raise DataError(f"{self.place}: {message}")
+            raise DataError(f"{self.where}: {message}")
         return self.fields[name]
 
     def text(self, name: str) -> str:
-        """Return a field's text, stripped; a DataError if it is missing or no text."""
-        return clean_text(self.place, name, self.value(name))
+        """Return a field's text, stripped; a DataError if it is missing or not text."""
+        return clean_text(self.where, name, self.value(name))
 
     def word(self, name: str) -> str:
         """Return the name of a query or passage, one word or a whole number; else a DataError."""
         value = self.value(name)
-        text = clean_text(self.place, name, str(value) if type(value) is int else value)
+        text = clean_text(self.where, name, str(value) if type(value) is int else value)
         if len(text.split()) != 1:
-            raise DataError(f"{self.place}: '{name}' must be one word to be a name: {show(text)}")
+            raise DataError(f"{self.where}: '{name}' must be one word to be a name: {show(text)}")
         return text
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """One split of a source, to be read.
+
+    Attributes:
+        columns: Column by field of the task, and by "label" or "answers".
+        where: The source, in words.
+        classes: Label names in the order of the source's numbers; None: it has names.
+        is_standard: Whether it is the task's own split, whose size is known.
+    """
+
+    rows: Iterable[Record]
+    columns: Mapping[str, str]
+    where: str
+    classes: Sequence[str] | None = None
+    is_standard: bool = False
 
 
 def file_kind(path: Path) -> str:
@@ -61,7 +79,7 @@ def file_kind(path: Path) -> str:
 
 
 def check_file(path: Path, kinds: Sequence[str]) -> str:
-    """Return a file's kind; a DataError if it is no plain file, or its kind is not in `kinds`."""
+    """Return a file's kind; a DataError if it is not a plain file of one of `kinds`."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if not path.is_file():
@@ -78,8 +96,8 @@ def read_table(path: Path, kinds: Sequence[str] = TABLES) -> Iterator[Record]:
     A csv or tsv has a header; in a tsv a quote mark is a character, and a quoted cell refused.
 
     Raises:
-        DataError: At once, if it is missing or of another kind; later, if a line is no JSON object,
-            or a row's cells do not match the header.
+        DataError: At once, if it is missing or of another kind; later, if a line is not a JSON
+            object, or a row's cells do not match the header.
     """
     kind = check_file(path, kinds)
     return _objects(path) if kind == "jsonl" else _rows(path, kind)
@@ -87,8 +105,8 @@ def read_table(path: Path, kinds: Sequence[str] = TABLES) -> Iterator[Record]:
 
 def whole_number(text: str) -> int | None:
     """Return the number of up to 18 ASCII digits; None for any other text."""
-    is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-    return int(text) if is_one else None
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -121,14 +139,14 @@ def _objects(path: Path) -> Iterator[Record]:
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
+        where = f"{path}, line {number}"
         try:
             value = parse_json(line)
         except ValueError as error:
-            raise DataError(f"{place}: not JSON ({error})") from None
+            raise DataError(f"{where}: not JSON ({error})") from None
         if not isinstance(value, dict):
-            raise DataError(f"{place}: a {type(value).__name__}, not a JSON object")
-        yield Record(number, value, place)
+            raise DataError(f"{where}: a {type(value).__name__}, not a JSON object")
+        yield Record(number, value, where)
 
 
 def _rows(path: Path, kind: str) -> Iterator[Record]:
@@ -143,12 +161,14 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
         if len({*header} - {""}) < len(header) - header.count(""):
             raise DataError(f"{path}: two columns have one name ({', '.join(header)}): rename one")
         for values in rows:
-            place = f"{path}, line {rows.line_num}"
+            where = f"{path}, line {rows.line_num}"
             if None in values or None in values.values():
-                raise DataError(f"{place}: not {len(header)} cells as in {', '.join(header)}")
+                raise DataError(f"{where}: not {len(header)} cells as in {', '.join(header)}")
             if kind == "tsv" and any(_QUOTED.fullmatch(cell.strip()) for cell in values.values()):
-                raise DataError(f"{place}: a cell is quoted, as no tsv's is: save the file as csv")
-            yield Record(rows.line_num, values, place)
+                raise DataError(
+                    f"{where}: a cell is quoted, but tsv has no quoting: save the file as csv"
+                )
+            yield Record(rows.line_num, values, where)
     except csv.Error as error:
         number = rows.reader.line_num  # that of `rows` itself is the last line read whole
         raise DataError(f"{path}, line {number}: not valid {kind} ({error})") from None
@@ -168,20 +188,20 @@ def read_json(path: Path) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"duplicate key {show(name)}")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
-def clean_text(place: str, name: str, value: object) -> str:
-    """Return a text, stripped; a DataError if it is no text, or cannot be kept as UTF-8."""
-    return as_text(f"{place}: '{name}'", value).strip()
+def clean_text(where: str, name: str, value: object) -> str:
+    """Return a text, stripped; a DataError if it is not text, or cannot be kept as UTF-8."""
+    return as_text(f"{where}: '{name}'", value).strip()
 
 
 def read_label(
@@ -189,7 +209,7 @@ def read_label(
 ) -> str:
     """Return a row's label, by its name: of a number its digits.
 
-    Without `labels` any text is one. With `classes` (names by number) a number is a place among
+    Without `labels` any text is one. With `classes` (names by number) a number is an index of
     these; any other, such as -1, is a hidden label.
 
     Raises:
@@ -199,11 +219,11 @@ def read_label(
     if classes is not None and type(value) is int:
         value = classes[value] if 0 <= value < len(classes) else None
     is_name = isinstance(value, str) or type(value) is int
-    text = clean_text(row.place, column, str(value)) if is_name else ""
+    text = clean_text(row.where, column, str(value)) if is_name else ""
     if not text:
-        raise DataError(f"{row.place} has no label: '{column}' is {show(value)}, not a name")
+        raise DataError(f"{row.where} has no label: '{column}' is {show(value)}, not a name")
     if labels and text not in labels:
-        raise DataError(f"{row.place}: {unknown_name('label', text, labels)}")
+        raise DataError(f"{row.where}: {unknown_name('label', text, labels)}")
     return text
 
 
@@ -230,7 +250,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")
 
 
 def is_on_hub(name: str | Path) -> bool:
-    """Return whether a name is OWNER/NAME, and no path here."""
+    """Return whether a name is OWNER/NAME, and not a path here."""
     path = at_home(name)
     here = path.exists() or path.parent.is_dir()
     return not here and _HUB_ID.fullmatch(str(name)) is not None

@@ -1,6 +1,7 @@
 """What counts as a word, a mark and an equal text, in any script."""
 
 import re
+import string
 import unicodedata
 from itertools import pairwise
 
@@ -25,6 +26,8 @@ _RUN = regex.compile(rf"((?:{_NO_SPACES}\p{{M}}*)+)", regex.VERSION1)
 _CHARACTER = regex.compile(r"\P{M}\p{M}*")
 _PUNCTUATION = regex.compile(r"[\p{P}$+<=>^`|~]")
 _NUMBER = re.compile(r"-?\.?\d")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NAMING_MARKS = "#%&@"  # part of what they stand beside: C#, 5%
 _SIGNS = (  # that change what a text says, written as one symbol
     (re.compile(r"(?<!\w)-(?=\.?\d)"), "\N{MINUS SIGN}"),
@@ -36,7 +39,7 @@ _SIGNS = (  # that change what a text says, written as one symbol
 def copy_key(text: str) -> str:
     """Return a text as copies are compared: without case, extra spaces and variants of coding."""
     folded = unicodedata.normalize("NFC", text).casefold().replace("i\u0307", "i")  # Turkish İ
-    narrow = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), folded)
+    narrow = _WIDE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), folded)
     return " ".join(unicodedata.normalize("NFC", narrow).split())
 
 
@@ -62,11 +65,11 @@ def text_key(text: str) -> str:
     Symbols count, "#", "%", a minus sign and smileys among them: C++ is not C#.
     """
     folded = copy_key(text)
-    said = folded
+    words = folded
     for pattern, sign in _SIGNS:
-        said = pattern.sub(sign, said)
+        words = pattern.sub(sign, words)
     # Of a text without words its marks must count, or "?!" would be the same as "...".
-    return " ".join(said.translate(_MARKS).split()) or folded
+    return " ".join(words.translate(_MARKS).split()) or folded
 
 
 def split_words(text: str, *, singles: bool = False) -> list[str]:
@@ -85,11 +88,11 @@ def split_words(text: str, *, singles: bool = False) -> list[str]:
             words.append(word)
             continue
         # Every second part is a run without spaces, those between are words or empty.
-        for number, part in enumerate(_RUN.split(word)):
+        for number, piece in enumerate(_RUN.split(word)):
             if number % 2 == 0:
-                words += [part] if part else []
+                words += [piece] if piece else []
                 continue
-            characters = _CHARACTER.findall(part)
+            characters = _CHARACTER.findall(piece)
             if singles or len(characters) == 1:
                 words += characters
             words += map("".join, pairwise(characters))
@@ -113,6 +116,15 @@ def strip_marks(text: str) -> str:
     while start < end and _is_mark(text[start]) and not _NUMBER.match(text, start):
         start += 1
     return text[start:end] or text.strip()
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, then drop ASCII punctuation, English articles and extra spaces.
+
+    As SQuAD (Rajpurkar et al. 2016, section 6.1), DPR and KATE (Liu et al. 2022, section 3.1).
+    """
+    plain = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def word_key(text: str) -> str:

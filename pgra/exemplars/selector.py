@@ -16,7 +16,7 @@ from pgra.config import from_values
 from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
-from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
+from pgra.data.tasks import LABEL, AnyTask, GenerationTask, LocalSource, Task, load_any_task
 from pgra.encoders import load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
@@ -61,7 +61,7 @@ class ExemplarSelector:
         order: str = SelectionArguments.order,
         leak_guard: bool = True,
         template: str | None = None,
-        task: str | Path | Task | GenerationTask | None = None,
+        task: str | Path | AnyTask | None = None,
         seed: int = 0,
         device: str = "auto",
         **options: Any,

@@ -143,7 +143,7 @@ def read_texts(record: Record, *names: str) -> list[str]:
         value: Any = record.fields.get(name)
         values = value if name == "answers" and isinstance(value, list) and value else [value]
         if not all(isinstance(text, str) and text.strip() for text in values):
-            raise DataError(f"{record.place}: {name} is {show(value)}, and must be text")
+            raise DataError(f"{record.where}: {name} is {show(value)}, and must be text")
         texts += values
     return texts
 
@@ -190,7 +190,7 @@ def _read_situation(record: Record, form: SituationForm) -> Step:
 
 def _check_value(record: Record, name: str, value: str, accepted: Iterable[str]) -> None:
     if value not in accepted:
-        raise DataError(f"{record.place}: {name} '{value}' is not one of {', '.join(accepted)}")
+        raise DataError(f"{record.where}: {name} '{value}' is not one of {', '.join(accepted)}")
 
 
 # Their prompts.

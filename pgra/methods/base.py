@@ -22,14 +22,14 @@ from pgra.arrays import Scores
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
 from pgra.context import Context
-from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.examples import AnsweredExample, DataArguments, load_splits
-from pgra.data.tasks import GenerationTask, Task, load_any_task
+from pgra.data.answers import EXACT_MATCH, AnsweredExample
+from pgra.data.bundled import BUNDLED, BUNDLED_DATA, BUNDLED_MODELS
+from pgra.data.examples import DataArguments, load_splits
+from pgra.data.tasks import AnyTask, find_metric, load_any_task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
 from pgra.reader.calibration import Calibration, decide
-from pgra.report.metrics import measure, measure_written
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
@@ -38,7 +38,6 @@ from pgra.types import Example, Json
 SPLITS = ("train", "dev", "test")
 _BOOTSTRAP_SEED = 0
 _DRAWS = 2000
-_EXACT = "exact_match"
 
 
 @dataclass
@@ -50,7 +49,7 @@ class TaskData:
     in the prompt of an LM, its own or a control's, and are not learned from.
     """
 
-    task: Task | GenerationTask
+    task: AnyTask
     train: Sequence[Example]
     dev: Sequence[Example]
     test: Sequence[Example]
@@ -58,24 +57,19 @@ class TaskData:
     set_aside: Sequence[Example] = ()
 
     @classmethod
-    def read(cls, args: RunArguments, *, least_dev: int = 0) -> Self:
-        """Read a task and its splits; `least_dev` as in `load_splits`.
+    def read(cls, args: RunArguments, *, is_trained: bool = True, least_dev: int = 0) -> Self:
+        """Read a task and its splits, as `load_splits`.
 
         Raises:
             ConfigError: If no task is named, or there is none of that name.
             DataError: If the data cannot be read.
         """
         task = load_any_task(task_name(args))
-        splits = load_splits(task, args.data, least_dev=least_dev)
+        queries = None if is_trained else args["icl"].query_dataset_name
+        splits = load_splits(
+            task, args.data, is_trained=is_trained, least_dev=least_dev, query_dataset_name=queries
+        )
         return cls(task, splits.train, splits.dev, splits.test, splits.notes)
-
-    @classmethod
-    def read_pool(cls, args: RunArguments) -> Self:
-        """Read any task's train, a pool of exemplars, and its test set, the queries; see `read`."""
-        task = load_any_task(task_name(args))
-        other = args["icl"].query_dataset_name
-        splits = load_splits(task, args.data, is_trained=False, query_dataset_name=other)
-        return cls(task, splits.train, [], splits.test, splits.notes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -88,7 +82,7 @@ class TaskData:
 
     def labelled(self) -> Self:
         """Return itself; a ConfigError where answers are written."""
-        if isinstance(self.task, GenerationTask):
+        if not self.labels:
             raise ConfigError(
                 f"task '{self.task.name}' has no labels, which this method needs: try pgra or kate"
             )
@@ -99,25 +93,22 @@ class TaskData:
 
     def answered(self, split: str) -> list[AnsweredExample]:
         """Return a split's examples with right answers; none of a task with labels."""
-        return [each for each in getattr(self, split) if isinstance(each, AnsweredExample)]
+        return [e for e in self.examples(split) if isinstance(e, AnsweredExample)]
 
-    def measure_dev(self, decided: Sequence[str]) -> dict[str, float]:
+    def measure_dev(self, decided: Sequence[str]) -> Mapping[str, float]:
         """Return the metric, and those that belong to it, of the dev set's decisions."""
-        if isinstance(self.task, GenerationTask):
-            return dict(measure_written(self.task, decided, self.answered("dev")).values)
-        truth = [str(example.label) for example in self.dev]
-        return measure(self.metric, truth, decided, self.labels)
+        return self.task.measure(decided, self.dev).values
 
     def fingerprints(self, splits: Sequence[str] = SPLITS) -> dict[str, Json]:
         """Return digests of the splits' examples and labels, and of the test set's answers."""
-        found: dict[str, Json] = {}
+        digests: dict[str, Json] = {}
         for split in splits:
             examples = self.examples(split)
             labels = [example.label for example in examples]
-            found[split] = digest([examples_digest(examples), labels])
+            digests[split] = digest([examples_digest(examples), labels])
         if answers := [list(example.answers) for example in self.answered("test")]:
-            found["answers"] = digest(answers)
-        return found
+            digests["answers"] = digest(answers)
+        return digests
 
 
 def label_shares(data: TaskData) -> npt.NDArray[np.float64]:
@@ -158,16 +149,16 @@ def decide_labels(
     truth = [str(example.label) for example in examples if example.label is not None]
     if truth and len(truth) == len(examples):
         other = replace(calibration, is_bias_out=not calibration.is_bias_out)
-        decided = [data.labels[place] for place in other.apply(scores).argmax(axis=1)]
-        value = measure(data.metric, truth, decided, data.labels)[data.metric]
+        decided = [data.labels[number] for number in other.apply(scores).argmax(axis=1)]
+        value = float(find_metric(data.metric)(truth, decided, data.labels))
         entry["otherwise"] = value
         note += f": {data.metric} is {value:.4f} otherwise"
     return Decisions(predictions, notes=[*notes, note], metrics={"label_bias": entry})
 
 
 def measure_answers(
-    task: GenerationTask,
-    asked: Sequence[AnsweredExample],
+    task: AnyTask,
+    examples: Sequence[AnsweredExample],
     decided: Decisions,
     more: Mapping[str, Sequence[float]] | None = None,
 ) -> Decisions:
@@ -175,28 +166,31 @@ def measure_answers(
 
     `more` are further measures by name, a fraction an example, (B,).
     """
-    found = measure_written(task, [prediction.label for prediction in decided.predictions], asked)
-    each = {**found.each, **(more or {})}
+    measures = task.measure([prediction.label for prediction in decided.predictions], examples)
+    more = more or {}
     details: list[Mapping[str, Json]] = []
-    for i, example in enumerate(asked):
-        values = {name: round(own[i], 6) for name, own in each.items()}
+    for i, example in enumerate(examples):
         line: dict[str, Json] = {"answers": list(example.answers)}
-        if _EXACT in values:
-            line["is_right"] = values.pop(_EXACT) == 1
-        line |= values
-        if found.counts:
-            line["bleu_counts"] = list(found.counts[i])
+        for name, values in {**measures.by_text, **more}.items():
+            if name == EXACT_MATCH:
+                line["is_right"] = values[i] == 1
+            else:
+                line[name] = round(values[i], 6)
+        for name, counts in measures.counts.items():
+            line[f"{name}_counts"] = list(counts[i])
         if example.table:
             line["is_overlap"] = example.table.is_overlap
-        details.append({**line, **(decided.details[i] if decided.details else {})})
-    interval = None  # BLEU is of all texts together and has none
-    if task.metric in found.each:
-        own = np.array(found.each[task.metric])
+        if decided.details:
+            line |= decided.details[i]
+        details.append(line)
+    interval = None  # what is of all texts together has none
+    if task.metric in measures.by_text:
+        headline = np.array(measures.by_text[task.metric])
         generator = np.random.default_rng(_BOOTSTRAP_SEED)
-        rows = generator.integers(len(own), size=(_DRAWS, len(own)))
-        interval = np.percentile(own[rows].mean(axis=1), [2.5, 97.5]).tolist()
-    means = {name: float(np.mean(own)) for name, own in (more or {}).items()}
-    return replace(decided, details=details, values={**found.values, **means}, interval=interval)
+        rows = generator.integers(len(headline), size=(_DRAWS, len(headline)))
+        interval = np.percentile(headline[rows].mean(axis=1), [2.5, 97.5]).tolist()
+    means = {name: float(np.mean(values)) for name, values in more.items()}
+    return replace(decided, details=details, values={**measures.values, **means}, interval=interval)
 
 
 class Timed:
@@ -254,9 +248,12 @@ class Method(Timed, ABC):
 
     def identity(self) -> dict[str, Json]:
         """Return what decides predictions, as far as it is known yet, besides the examples."""
-        own = [section for section in self.args.sections if section in self.SECTIONS]
-        named = {section: self.args[section].deciding() for section in own}
-        return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
+        values: dict[str, Json] = {}
+        for section in self.args.sections:
+            if section in self.SECTIONS:
+                deciding = self.args[section].deciding()
+                values |= {f"{section}.{name}": value for name, value in deciding.items()}
+        return values
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         """Do, or load, the long work that runs with other seeds share."""
@@ -266,7 +263,8 @@ class Method(Timed, ABC):
         other = copy.copy(self)
         other.args = args
         other.seed = args.seed
-        other.seconds, other.fingerprints = dict(self.seconds), dict(self.fingerprints)
+        other.seconds = dict(self.seconds)
+        other.fingerprints = dict(self.fingerprints)
         return other
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002 (the contract's)
@@ -312,8 +310,9 @@ class Method(Timed, ABC):
             notes.append(str(self.data.notes["test_rule"]))
         bundled = {**BUNDLED_MODELS, **BUNDLED_DATA}
         for name in dict.fromkeys(self.sources()):
-            part = bundled.get(name.removeprefix("bundled:")) if "bundled:" in name else None
-            notes += [f"{name}: {part.note}"] if part and part.note else []
+            entry = bundled.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+            if entry and entry.note:
+                notes.append(f"{name}: {entry.note}")
         return notes
 
 
@@ -323,9 +322,10 @@ def find_method(name: str) -> type[Method]:
     Raises:
         ConfigError: If there is none of that name.
     """
-    table = {known: entry.path for known, entry in METHODS.items()}
-    found: type[Method] = find_class("method", name, table)
-    return found
+    method: type[Method] = find_class(
+        "method", name, {name: entry.path for name, entry in METHODS.items()}
+    )
+    return method
 
 
 def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
@@ -340,8 +340,10 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     sections |= ours.sections if ours else find_method(method).SECTIONS
     if "training" not in sections:
         sections["folder"] = FolderArguments
-    options = find_options(chosen).items()
-    return sections | {n: own for n, own in options if n.removesuffix("_options") in sections}
+    for section, cls in find_options(chosen).items():
+        if section.removesuffix("_options") in sections:
+            sections[section] = cls
+    return sections
 
 
 def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
@@ -353,23 +355,22 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
         "retriever_options": ("retriever", RETRIEVERS, find_retriever),
         "rerank_options": ("reranker", RERANKERS, find_reranker),
     }
-    found = {}
+    options = {}
     for section, (kind, table, find) in kinds.items():
         name = str(chosen.get(kind, "none"))
         name = "run" if name.startswith("run:") else name
         is_ours = name in table or name == "none"
-        found[section] = OPTIONS[kind].get(name) if is_ours else find(name).options_class
-    return {section: cls for section, cls in found.items() if cls is not None}
+        options[section] = OPTIONS[kind].get(name) if is_ours else find(name).options_class
+    return {section: cls for section, cls in options.items() if cls is not None}
 
 
 def known_options() -> dict[str, str]:
     """Map own arguments of our stages to their flag, such as "--reranker cross-encoder"."""
-    return {
-        f.name: f"--{kind} {name}"
-        for kind, classes in OPTIONS.items()
-        for name, own in classes.items()
-        for f in fields(own)
-    }
+    flags: dict[str, str] = {}
+    for kind, classes in OPTIONS.items():
+        for name, cls in classes.items():
+            flags |= {f.name: f"--{kind} {name}" for f in fields(cls)}
+    return flags
 
 
 def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: str) -> RunArguments:
@@ -383,16 +384,23 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
             range, or contradicts others.
     """
     plain = {name: _plain_value(value) for name, value in values.items()}
-    given = Defaults(caller, plain, wins=True)
+    over = Defaults(caller, plain, wins=True)
     names: list[str] = []
 
     def classes(chosen: Mapping[str, Any]) -> list[type]:
         sections = find_sections(chosen)
         names.extend(sections)
-        _refuse_strangers(given.values, sections, chosen)
+        arguments: set[str] = set()
+        for cls in sections.values():
+            arguments |= {f.name for f in fields(cls)}
+        for name in over.values:
+            if name not in arguments:  # a layer would ignore it in silence
+                message = unknown_name("argument", name, arguments).partition(" Known:")[0]
+                method = chosen.get("method", RuntimeArguments.method)
+                raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
         return list(sections.values())
 
-    parsed = parse_arguments(classes, layers, prog=caller, description="", defaults=[given])
+    parsed = parse_arguments(classes, layers, prog=caller, description="", defaults=[over])
     sections = dict(zip(names, parsed, strict=True))
     refuse_contradictions(values, sections)
     return fill_folder(RunArguments(sections))
@@ -405,18 +413,6 @@ def _plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _refuse_strangers(
-    given: Mapping[str, Any], sections: Mapping[str, type], chosen: Mapping[str, Any]
-) -> None:
-    """Refuse what the method does not have; a layer would ignore it in silence."""
-    known = {f.name for cls in sections.values() for f in fields(cls)}
-    for name in given:
-        if name not in known:
-            message = unknown_name("argument", name, known).partition(" Known:")[0]
-            method = chosen.get("method", RuntimeArguments.method)
-            raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
-
-
 def fill_folder(args: RunArguments) -> RunArguments:
     """Fill in all of the folder's name but the seed, of which there may be several."""
     task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
@@ -425,14 +421,14 @@ def fill_folder(args: RunArguments) -> RunArguments:
     return args.change(args.output_section, output_dir=name)
 
 
-def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:
+def refuse_contradictions(names: Collection[str], sections: Mapping[str, Any]) -> None:
     """Refuse given arguments that contradict the method; it overrides what a YAML says of them."""
     method = sections["runtime"].method
     for name, decided in decided_by(method).items():
-        asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
-        if name in given and asked != decided:
+        value = next(getattr(args, name) for args in sections.values() if hasattr(args, name))
+        if name in names and value != decided:
             raise ConfigError(
-                f"{name} is {asked}, and method '{method}' is the one with {decided}: leave it out"
+                f"{name} is {value}, and method '{method}' is the one with {decided}: leave it out"
             )
 
 
@@ -444,18 +440,19 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
         KeyError: If a section is missing.
         TypeError: If this version does not know an argument.
     """
-    made = values.values()
-    chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
+    chosen: dict[str, Any] = {}
+    for section in values.values():
+        chosen |= {name: value for name, value in section.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
     sections = {}
     unknown = set(changes)
     for name, cls in find_sections(chosen).items():
-        asked = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
-        unknown -= set(asked)
+        changed = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
+        unknown -= set(changed)
         if name == "training" and name not in values:  # a reader alone
             sections["folder"] = FolderArguments()
         else:
-            sections[name] = cls(**{**values[name], **asked})
+            sections[name] = cls(**{**values[name], **changed})
     if unknown:
         raise ConfigError(f"{min(unknown)} is not of method '{chosen['method']}': leave it out")
     return RunArguments(sections)

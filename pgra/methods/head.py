@@ -17,9 +17,9 @@ import numpy as np
 
 from pgra.arrays import Scores, Vectors
 from pgra.artifacts import artifact_dir
-from pgra.data.examples import Rows, open_rows
+from pgra.data.examples import ExampleRows, open_rows
 from pgra.data.read import read_label
-from pgra.data.tasks import LABEL, Task
+from pgra.data.tasks import LABEL, Task, TaskBase
 from pgra.exemplars.selector import build_prompt, pool_task
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
@@ -57,7 +57,7 @@ class Classifier:
     def __init__(
         self,
         lm: Any,
-        examples: Rows,
+        examples: ExampleRows,
         tokenizer: Any = None,
         *,
         task: str | Path | Task | None = None,
@@ -89,7 +89,7 @@ class Classifier:
             names = tuple(map(str, self.labels))
             task = Task(name="own", labels=names, prompt=template, answer="")
         else:
-            task = task if isinstance(task, Task) else Task.load(task)
+            task = task if isinstance(task, TaskBase) else Task.load(task)
             self.labels = task.labels
         opened = Reranker(
             lm, tokenizer, task=task, examples=examples, num_exemplars=num_exemplars, **options
@@ -143,7 +143,7 @@ class Classifier:
         return predictions[0] if is_query(queries) else predictions
 
 
-def _read_labelled(rows: Rows) -> tuple[list[Example], Sequence[Any]]:
+def _read_labelled(rows: ExampleRows) -> tuple[list[Example], Sequence[Any]]:
     """Return the examples of rows that name no task, and their labels: names, or all numbers."""
     raw = open_rows(pool_task(("text",)), rows, "examples")
     examples = []

@@ -7,23 +7,21 @@
 Exemplars and answers are stored in the artifacts folder, so a stopped run resumes where it was.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import eq
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from pgra.arrays import Scores
-from pgra.data.tasks import GenerationTask
+from pgra.context import Context
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.lm import open_lm
-from pgra.lm.base import Advance, LanguageModel
+from pgra.lm.base import LanguageModel
 from pgra.lm.remote import RemoteLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import (
@@ -37,12 +35,10 @@ from pgra.methods.base import (
 from pgra.progress import Bar
 from pgra.prompts import Fit, Verbalizer, answer_words, fit_prompts, task_format
 from pgra.reader.calibration import Calibration, fit_calibration
-from pgra.report.metrics import normalize_answer
 from pgra.retrieval.neighbors import LEAK_RULE
 from pgra.types import UNDECIDED, Example, Json, Prediction
 
-_WRITTEN_TOKENS = 10  # KATE's max_tokens
-_ASKED = 128  # examples of the pool that the LM decides to show its label bias
+_NUM_BIAS_EXAMPLES = 128  # of the pool, which the LM decides to show its label bias
 # The note of each count that is not 0.
 _NOTES = {
     "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of a query, were "
@@ -65,18 +61,37 @@ class ExemplarPrompts:
     texts: Sequence[str] = ()
 
 
-@contextlib.contextmanager
-def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
-    """Show how many of the distinct prompts are answered."""
-    total = len(set(prompts))
-    with Bar(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
-        yield bar.update
+def answer_bar(prompts: Sequence[str], context: Context) -> Bar:
+    """Return a bar that shows how many of the distinct prompts are answered."""
+    is_off = not context.shows_progress
+    return Bar(total=len(set(prompts)), desc="answers", unit="prompt", disable=is_off)
 
 
 def count_word_tokens(lm: LanguageModel, words: Mapping[str, str]) -> int:
     """Return the tokens of the longest label word after a prompt."""
     opening, *whole = lm.count_tokens(["", *answer_words(words)])  # what opens every text
     return max(1, max(whole) - opening)
+
+
+def score_words(
+    lm: LanguageModel, prompts: Sequence[str], words: Mapping[str, str], context: Context
+) -> Scores:
+    """Return the log-probability of each label's word after each prompt, (B, C)."""
+    answers = answer_words(words)
+    with answer_bar(prompts, context) as bar:
+        scores = lm.score(prompts, answers, advance=bar.update)
+    return np.array(scores, np.float32).reshape(len(prompts), len(answers))
+
+
+def write_answers(
+    lm: LanguageModel, prompts: Sequence[str], max_new_tokens: int, stop: str, context: Context
+) -> list[str]:
+    """Return what the LM writes after each prompt, greedily, (B,)."""
+    with answer_bar(prompts, context) as bar:
+        completions = lm.complete(
+            prompts, max_new_tokens=max_new_tokens, stop=stop, advance=bar.update
+        )
+    return [completion.text.strip() for completion in completions]
 
 
 class Kate(Method):
@@ -126,7 +141,7 @@ class Kate(Method):
 
     def read_data(self) -> TaskData:
         """Read all of train as a pool, and the queries."""
-        return TaskData.read_pool(self.args)
+        return TaskData.read(self.args, is_trained=False)
 
     def _fill_in(self) -> None:
         """Fill in what the task and the LM decide where the user does not."""
@@ -134,24 +149,23 @@ class Kate(Method):
         icl = self.args["icl"]
         selection = self.args["selection"]
         decide_by = icl.decide_by
-        count = selection.count
-        completer = self.args["completer"]
-        if isinstance(task, GenerationTask):
-            asked = decide_by, selection.exemplars, icl.prompt_format
-            if any(map(eq, asked, ("score", "balanced", "task"))):
+        if not task.labels:
+            is_balanced = selection.exemplars == "balanced"
+            if decide_by == "score" or is_balanced or icl.prompt_format == "task":
                 raise ConfigError(
                     f"answers of '{task.name}' are written: decide_by score, exemplars balanced "
                     "and prompt_format task are for tasks with labels"
                 )
-            count = task.num_exemplars if selection.num_exemplars is None else count
             decide_by = decide_by or "generation"
-        elif decide_by is None and not completer.is_remote:
+        elif decide_by is None and not self.args["completer"].is_remote:
             decide_by = "score"
+        count = selection.count
+        if selection.num_exemplars is None and task.num_exemplars is not None:
+            count = task.num_exemplars
         if isinstance(self.lm, RemoteLM):
             decide_by = self.lm.way.decide_by
             self.args = self.args.change("completer", endpoint=self.lm.way.endpoint)
-        usual = "kate" if isinstance(task, GenerationTask) else "task"
-        format_ = icl.prompt_format or usual
+        format_ = icl.prompt_format or task.prompt_style
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
         self.selection = self.args["selection"]
@@ -168,12 +182,7 @@ class Kate(Method):
             raise ConfigError("decide_by 'vote' is the neighbors' vote: use --exemplars knn")
         if decide_by == "score" and icl.max_new_tokens is not None:
             raise ConfigError("max_new_tokens is of --decide_by generation: leave it out")
-        self.stop = "\n"
-        most = _WRITTEN_TOKENS
-        if isinstance(task, GenerationTask):
-            self.stop = task.stop
-            most = task.max_new_tokens
-        self.max_new_tokens = icl.max_new_tokens or most
+        self.max_new_tokens = icl.max_new_tokens or task.max_new_tokens
 
     def identity(self) -> dict[str, Json]:
         named: dict[str, Json] = {
@@ -185,10 +194,10 @@ class Kate(Method):
         if self.similarity is not None:
             named["similarity"] = dict(self.similarity.fingerprint)
         if self.lm is not None:
-            how: dict[str, Json] = {**self.format.fingerprint, "decide_by": self.icl.decide_by}
+            prompt: dict[str, Json] = {**self.format.fingerprint, "decide_by": self.icl.decide_by}
             if self.icl.decide_by == "generation":
-                how |= {"max_new_tokens": self.max_new_tokens, "stop": self.stop}
-            named |= {"prompt": how, "lm": dict(self.lm.fingerprint), "window": self.lm.window}
+                prompt |= {"max_new_tokens": self.max_new_tokens, "stop": self.data.task.stop}
+            named |= {"prompt": prompt, "lm": dict(self.lm.fingerprint), "window": self.lm.window}
         return named
 
     def sources(self) -> list[str]:
@@ -213,17 +222,14 @@ class Kate(Method):
         if self.lm is None or self.icl.decide_by != "score" or self.icl.label_bias == "none":
             return
         pool = self.data.train
-        rows = np.random.default_rng(0).permutation(len(pool))[:_ASKED]
+        rows = np.random.default_rng(0).permutation(len(pool))[:_NUM_BIAS_EXAMPLES]
         examples = [pool[row] for row in np.sort(rows).tolist()]
         with self.timed("calibration"):
-            scores = self._score(self.lm, self._render(examples).texts)
-        labels = list(self.format.words)
+            scores = self._score(self.lm, self._render(examples))
+        truth = [self.data.labels.index(str(example.label)) for example in examples]
+        shares = label_shares(self.data)
         self.calibration = fit_calibration(
-            self.icl.label_bias,
-            scores,
-            [labels.index(str(example.label)) for example in examples],
-            label_shares(self.data),
-            lambda: scores,
+            self.icl.label_bias, scores, truth, shares, lambda: scores
         )
         if self.calibration.bias_from == "dev":
             self.calibration = replace(self.calibration, bias_from="pool")
@@ -235,46 +241,38 @@ class Kate(Method):
             decided = Decisions(self._vote(examples, prompts.chosen))
         elif self.icl.decide_by == "score":
             with self.timed("answers"):
-                scores = self._score(self.lm, prompts.texts)
-            bias = self.icl.label_bias
-            decided = decide_labels(examples, scores, self.data, self.calibration, bias)
+                scores = self._score(self.lm, prompts)
+            decided = decide_labels(
+                examples, scores, self.data, self.calibration, self.icl.label_bias
+            )
         else:
             with self.timed("answers"):
-                predictions, texts = self._write(self.lm, examples, prompts.texts)
-            decided = Decisions(predictions)
-        decided = self._report(examples, prompts, decided, texts)
+                stop = self.data.task.stop
+                texts = write_answers(
+                    self.lm, prompts.texts, self.max_new_tokens, stop, self.context
+                )
+            decided = Decisions(self._read_answers(examples, texts))
+        decided = self._report(examples, prompts, decided, texts if self.data.labels else ())
         if isinstance(self.lm, RemoteLM):
             paid = {"endpoint": self.lm.describe_spending()}
             decided = replace(decided, metrics={**decided.metrics, **paid})
-        if isinstance(self.data.task, GenerationTask) and list(examples) == list(self.data.test):
+        if not self.data.labels and list(examples) == list(self.data.test):
             return measure_answers(self.data.task, self.data.answered("test"), decided)
         return decided
 
-    def _write(
-        self, lm: LanguageModel, queries: Sequence[Example], prompts: Sequence[str]
-    ) -> tuple[list[Prediction], list[str]]:
-        """Return what the LM wrote as answers, and the texts that became labels."""
-        words = self.format.words
-        ids = [query.id for query in queries]
-        with progress_bar(prompts, progress=self.context.shows_progress) as advance:
-            written = lm.complete(
-                prompts, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
-            )
-        texts = [completion.text.strip() for completion in written]
-        if not words:
-            return [Prediction(*each, {}) for each in zip(ids, texts, strict=True)], []
-        labels = [self.verbalizer.label_of_word(text) for text in texts]
-        return [
-            Prediction(name, label or UNDECIDED, {word: float(word == label) for word in words})
-            for name, label in zip(ids, labels, strict=True)
-        ], texts
+    def _read_answers(self, queries: Sequence[Example], texts: Sequence[str]) -> list[Prediction]:
+        """Return written texts as answers, or as the labels whose words they are."""
+        predictions = []
+        for query, text in zip(queries, texts, strict=True):
+            label = text
+            if self.data.labels:
+                label = self.verbalizer.label_of_word(text) or UNDECIDED
+            scores = {name: float(name == label) for name in self.data.labels}
+            predictions.append(Prediction(query.id, label, scores))
+        return predictions
 
-    def _score(self, lm: LanguageModel, prompts: Sequence[str]) -> Scores:
-        """Return the log-probability of each label's word after each prompt, (B, C)."""
-        words = answer_words(self.format.words)
-        with progress_bar(prompts, progress=self.context.shows_progress) as advance:
-            scores = lm.score(prompts, words, advance=advance)
-        return np.array(scores, np.float32).reshape(len(prompts), len(words))
+    def _score(self, lm: LanguageModel, prompts: ExemplarPrompts) -> Scores:
+        return score_words(lm, prompts.texts, self.format.words, self.context)
 
     def _render(self, examples: Sequence[Example]) -> ExemplarPrompts:
         """Choose exemplars, leave out what does not fit, and write the prompts."""
@@ -289,11 +287,11 @@ class Kate(Method):
         if self.icl.decide_by == "score":
             room = count_word_tokens(self.lm, self.format.words)
 
-        def shown(i: int, count: int) -> list[int]:
+        def arranged(i: int, count: int) -> list[int]:
             return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed)
 
         def render(i: int, count: int) -> list[str]:
-            exemplars = [self.data.train[row] for row in shown(i, count)]
+            exemplars = [self.data.train[row] for row in arranged(i, count)]
             return [self.format.write(exemplars, examples[i].fields)]
 
         with self.timed("prompts"):
@@ -306,7 +304,7 @@ class Kate(Method):
                 num_new_tokens=room,
             )
             counts = fit.counts.tolist()
-            rows = [shown(i, count) for i, count in enumerate(counts)]
+            rows = [arranged(i, count) for i, count in enumerate(counts)]
             texts = [render(i, count)[0] for i, count in enumerate(counts)]
         return ExemplarPrompts(chosen, rows, fit, texts)
 
@@ -323,30 +321,30 @@ class Kate(Method):
         exemplars = [[self.data.train[row] for row in rows] for rows in prompts.rows]
         details: list[dict[str, Json]] = []
         for i, rows in enumerate(prompts.rows):
-            near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
-            shown = [
-                {"id": one.id, "similarity": _rounded(near.get(row, math.nan))}
-                for one, row in zip(exemplars[i], rows, strict=True)
-            ]
+            compared = zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False)
+            near = {row: round(value, 6) for row, value in compared if not math.isnan(value)}
             line: dict[str, Json] = {"written": texts[i]} if texts else {}
-            line |= {"exemplars": shown, "near_duplicates": int(chosen.num_dropped[i])}
+            line["exemplars"] = [
+                {"id": self.data.train[row].id, "similarity": near.get(row)} for row in rows
+            ]
+            line["near_duplicates"] = int(chosen.num_dropped[i])
             if fit is not None:
                 line["over_budget"] = int(fit.num_dropped[i])
                 line["prompt_tokens"] = int(fit.num_tokens[i])
             details.append(line)
+        undecided = [p for p in decided.predictions if p.label == UNDECIDED]
         counts = {
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(chosen.num_dropped.sum()),
             "over_budget": 0 if fit is None else int(fit.num_dropped.sum()),
             "queries": len(examples),
-            "undecided": sum(prediction.label == UNDECIDED for prediction in decided.predictions),
+            "undecided": len(undecided),
         }
-        notes = [note.format(**counts) for name, note in _NOTES.items() if counts[name]]
-        notes.append(
-            "no LM: the majority of the exemplars; of a tie the nearest's"
-            if self.lm is None
-            else "the LM is frozen: seeds are of the exemplars"
-        )
+        notes = [note.format_map(counts) for name, note in _NOTES.items() if counts[name]]
+        if self.lm is None:
+            notes.append("no LM: the majority of the exemplars; of a tie the nearest's")
+        else:
+            notes.append("the LM is frozen: seeds are of the exemplars")
         return replace(
             decided,
             exemplars=exemplars,
@@ -357,22 +355,21 @@ class Kate(Method):
 
     def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Prediction]:
         """Let exemplars vote (KATE's kNN baseline); answers count as equal as in exact match."""
-        answers = []
+        predictions = []
         for i, query in enumerate(examples):
             targets = [str(self.data.train[row].label) for row in chosen.of(i)]
-            shares = vote(targets)
-            label = next(iter(shares), UNDECIDED)
-            if isinstance(self.data.task, GenerationTask):
-                plain = [normalize_answer(target) for target in targets]
-                label = next((targets[plain.index(first)] for first in vote(plain)), "")
+            keys = [self.data.task.answer_key(target) for target in targets]
+            shares = vote(keys)
+            label = UNDECIDED if self.data.labels else ""
+            if targets:
+                label = targets[keys.index(next(iter(shares)))]
             scores = {name: shares.get(name, 0.0) for name in self.data.labels}
-            answers.append(Prediction(query.id, label, scores))
-        return answers
+            predictions.append(Prediction(query.id, label, scores))
+        return predictions
 
     @classmethod
     def uses_seed(cls, args: RunArguments) -> bool:
-        draws: bool = args["selection"].draws
-        return draws
+        return bool(args["selection"].draws)
 
 
 class Icl(Kate):
@@ -396,8 +393,3 @@ class Icl(Kate):
     def read_data(self) -> TaskData:
         """Read the splits that readers are trained on: exemplars are drawn from train."""
         return replace(TaskData.read(self.args), dev=[])
-
-
-def _rounded(value: float) -> float | None:
-    """Round a similarity for JSON: None where nothing was compared."""
-    return None if math.isnan(value) else round(float(value), 6)

@@ -10,16 +10,16 @@ examples. Template and words are the task's, as for every reader here; there is 
 """
 
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Vectors
-from pgra.data.examples import draw_shots, whole_train
+from pgra.arrays import Rows, Vectors
+from pgra.data.examples import draw_shots
 from pgra.encoders.encoder import Encoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import TaskData
@@ -35,8 +35,6 @@ from pgra.reader.inputs import (
     tokenize_parts,
 )
 from pgra.types import Example
-
-_SHARE = 0.5  # of a label's examples, those nearest to the query
 
 
 class LmBff(Pgra):
@@ -59,17 +57,16 @@ class LmBff(Pgra):
 
     def read_data(self) -> None:
         """Read the test set, and draw K and K examples a label of the training file."""
-        whole = TaskData.read(self.args).labelled()
+        whole = TaskData.read(self.args, least_dev=sys.maxsize).labelled()  # none is held out
         count = self.args["shots"].num_shots
-        shots = draw_shots(whole_train(whole.train, whole.dev), whole.labels, count, self.seed)
-        self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, whole.notes)
+        shots = draw_shots(whole.train, whole.labels, count, self.seed)
+        self.data = replace(whole, train=shots.train, dev=shots.dev)
         prompt = FewShotPrompt(prompt_template(self.data.task))
         self.stages = Stages(self.args, self.context, prompt, self.data)
         self.fingerprints |= self.data.fingerprints()
-        encoder = dict(self._encoder.query_fingerprint)
         self.fingerprints["demonstrations"] = {
             "sets": self.args["shots"].exemplar_sets,
-            "encoder": encoder,
+            "encoder": dict(self._encoder.query_fingerprint),
         }
 
     def check(self) -> None:
@@ -88,7 +85,10 @@ class LmBff(Pgra):
         )
         if split == "train":  # each set is an example to train on, all examples' first sets first
             drawn = drawn.transpose(1, 0, 2).reshape(-1, 1, len(labels))
-            queries = [replace(q, id=f"{q.id}/{n}") for n in range(num_sets) for q in queries]
+            copies = []
+            for number in range(num_sets):
+                copies += [replace(query, id=f"{query.id}/{number}") for query in queries]
+            queries = copies
         inputs = build_demonstrated(
             queries, drawn, support, self.tokenizer, self.verbalizer, layout=self.layout
         )
@@ -116,26 +116,23 @@ def draw_demonstrations(
     *,
     num_sets: int,
     seed: int,
-    share: float = _SHARE,
-) -> npt.NDArray[np.int64]:
+    share: float = 0.5,
+) -> Rows:
     """Draw each query's demonstrations: rows of the support, (B, num_sets, C), labels in order.
 
     A query is never its own; its draws depend on its id and the seed, not on other queries. The
     support has two examples of each label at least. `vectors` are the queries' and the support's,
-    of unit length, (B, D) and (n, D): drawn from are the nearest `share` of a label's examples,
-    rounded down, at least one.
+    of unit length, (B, D) and (n, D): drawn from are the nearest `share` of a label's
+    examples, rounded down, at least one.
     """
     drawn = np.empty((len(queries), num_sets, len(labels)), dtype=np.int64)
     for number, query in enumerate(queries):
+        order = np.argsort(-(vectors[1] @ vectors[0][number]), kind="stable").tolist()
         near = []
         for label in labels:
-            rows = [
-                row
-                for row, example in enumerate(support)
-                if example.label == label and example.id != query.id
-            ]
-            order = np.argsort(-(vectors[1][rows] @ vectors[0][number]), kind="stable")
-            near.append([rows[i] for i in order[: max(1, int(len(rows) * share))]])
+            rows = [row for row in order if support[row].label == label]
+            rows = [row for row in rows if support[row].id != query.id]
+            near.append(rows[: max(1, int(len(rows) * share))])
         draw = random.Random(f"{seed}/{query.id}")
         drawn[number] = [[draw.choice(rows) for rows in near] for _ in range(num_sets)]
     return drawn
@@ -143,7 +140,7 @@ def draw_demonstrations(
 
 def build_demonstrated(
     queries: Sequence[Example],
-    drawn: npt.NDArray[np.int64],
+    drawn: Rows,
     support: Sequence[Example],
     tokenizer: Any,
     verbalizer: Verbalizer,
@@ -162,17 +159,16 @@ def build_demonstrated(
     texts = fit_queries(queries, tokenizer, layout)
     room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
     template = layout.template if SLOT in layout.template else f"{layout.template} {SLOT}"
-    shown = []
+    demonstrations = []
     for example in support:
         word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
         filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
         text = fit_queries([example], tokenizer, filled)
-        shown += tokenize_parts(text, tokenizer, is_first=False)
+        demonstrations += tokenize_parts(text, tokenizer, is_first=False)
     close = Join(tokenizer.eos_token_id, layout).close
-    segments = [
-        [close(np.concatenate([query, *(shown[row] for row in rows)])) for rows in sets]
-        for query, sets in zip(
-            tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
-        )
-    ]
+    segments = []
+    parts = tokenize_parts(texts, tokenizer, is_first=True)
+    for query, sets in zip(parts, drawn.tolist(), strict=True):
+        joined = [[query, *(demonstrations[row] for row in rows)] for rows in sets]
+        segments.append([close(np.concatenate(tokens)) for tokens in joined])
     return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)

@@ -19,8 +19,8 @@ import numpy as np
 from pgra.arrays import Scores
 from pgra.artifacts import check_fingerprint
 from pgra.context import Context
-from pgra.data.examples import AnsweredExample
-from pgra.data.tasks import GenerationTask, Task, bare_task, check_slots, load_any_task
+from pgra.data.answers import AnsweredExample
+from pgra.data.tasks import AnyTask, Task, bare_task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm import load
 from pgra.methods.arguments import METHODS, RunArguments
@@ -68,7 +68,7 @@ class Pgra(Method):
 
     source: load.ModelSource
     stages: Stages
-    reader: Any
+    reader: T5Classifier
     calibration = Calibration()
 
     @classmethod
@@ -148,7 +148,7 @@ class Pgra(Method):
             "num_evidence": self.args.rerank.num_evidence,
             "reader_weights": self.source.identity,
         }
-        if isinstance(self.data.task, GenerationTask):
+        if not self.data.labels:
             named |= {"max_new_tokens": self.data.task.max_new_tokens, "stop": self.data.task.stop}
         if self.args.trains:
             named["num_processes"] = self.context.worker.world
@@ -166,7 +166,7 @@ class Pgra(Method):
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
     ) -> Any:
         """Return the reader's inputs of any examples with their evidence."""
-        texts = [[line.text for line in found] for found in lines]
+        texts = [[line.text for line in evidence] for evidence in lines]
         return build_inputs(examples, texts, self.tokenizer, self.verbalizer, layout=self.layout)
 
     def load_module(self, trained: Path | None = None) -> FusionReader:
@@ -177,7 +177,7 @@ class Pgra(Method):
     def open_reader(self, trained: Path | None = None) -> None:
         """Open the reader that training starts from, or a trained one from its folder."""
         module = self.load_module(trained).to(load.choose_device(self.context.device))
-        if isinstance(self.data.task, GenerationTask) and trained is None:  # else it says it itself
+        if not self.data.labels and trained is None:  # else its folder has it
             module.model.generation_config.max_new_tokens = self.data.task.max_new_tokens
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
@@ -188,11 +188,10 @@ class Pgra(Method):
         self.open_reader()
 
         def evaluate() -> Mapping[str, float]:
-            if self.data.labels:
-                decided = decide(dev.example_ids, self.score(dev), self.data.labels)
-            else:
-                decided = written(dev.example_ids, self.write(dev))
-            return self.data.measure_dev([prediction.label for prediction in decided])
+            if not self.data.labels:
+                return self.data.measure_dev(self.write(dev))
+            predictions = decide(dev.example_ids, self.score(dev), self.data.labels)
+            return self.data.measure_dev([prediction.label for prediction in predictions])
 
         result = fit(
             self.reader,
@@ -216,12 +215,13 @@ class Pgra(Method):
     def load(self, folder: Path) -> None:
         """Load the trained reader of a run, with its calibration if there is one."""
         home = folder / READER_FOLDER
-        record = read_record(home) if (home / RECORD_FILE).is_file() else None  # checks the files
-        self.open_reader(home)
-        if record is not None:
-            self.calibration = record.calibration
-        else:  # the run was stopped after its training
+        if not (home / RECORD_FILE).is_file():  # the run was stopped after its training
+            self.open_reader(home)
             self._describe(folder)
+            return
+        record = read_record(home)  # checks the files
+        self.open_reader(home)
+        self.calibration = record.calibration
 
     def _describe(self, folder: Path) -> None:
         """Fit label bias and temperature, and write the reader's record."""
@@ -242,13 +242,8 @@ class Pgra(Method):
             seen.append(scores)
             truth = [self.data.labels.index(str(example.label)) for example in self.data.dev]
             shares = label_shares(self.data)
-            self.calibration = fit_calibration(
-                self.args["reader"].label_bias,
-                scores,
-                truth,
-                shares,
-                score_texts,
-            )
+            label_bias = self.args["reader"].label_bias
+            self.calibration = fit_calibration(label_bias, scores, truth, shares, score_texts)
         decided = np.concatenate(seen).argmax(axis=1)
         counts = np.bincount(decided)
         most = int(counts.argmax())
@@ -297,20 +292,21 @@ class Pgra(Method):
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples, or new ones, for which evidence is found now."""
-        splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
-        split = splits[0] if splits and examples else None
+        splits = (s for s in SPLITS if examples and self.data.examples(s) == list(examples))
+        split = next(splits, None)
         inputs, lines = self.read(examples, split)
         if self.data.labels:
             scores = self.score(inputs)
-            label_bias = self.args["reader"].label_bias
-            decided = decide_labels(examples, scores, self.data, self.calibration, label_bias)
+            decided = decide_labels(
+                examples, scores, self.data, self.calibration, self.args["reader"].label_bias
+            )
         else:
             decided = Decisions(written([example.id for example in examples], self.write(inputs)))
         decided = replace(decided, evidence=lines)
-        if isinstance(self.data.task, GenerationTask) and split:
-            more = self.stages.find_answers(split, lines)
-            return measure_answers(self.data.task, self.data.answered(split), decided, more)
-        return decided
+        if split is None or self.data.labels:
+            return decided
+        more = self.stages.find_answers(split, lines)
+        return measure_answers(self.data.task, self.data.answered(split), decided, more)
 
     def read(
         self, examples: Sequence[Example], split: str | None
@@ -323,37 +319,35 @@ class Pgra(Method):
 
     def score(self, inputs: Any) -> Scores:
         """Return the log-probability of each label, (B, C)."""
-        scores: Scores = self.reader.score(inputs, self.context)
-        return scores
+        return self.reader.score(inputs, self.context)
 
-    def score_answers(self, inputs: Any, asked: Sequence[AnsweredExample]) -> list[float]:
+    def score_answers(self, inputs: Any, questions: Sequence[AnsweredExample]) -> list[float]:
         """Return the log-probability of each question's likeliest right answer, (B,)."""
         quiet = replace(self.context, progress=False)
         template = self.verbalizer.template
-        found = []
-        for row, question in enumerate(asked):
+        best = []
+        for row, question in enumerate(questions):
             words = Verbalizer({answer: answer for answer in question.answers}, template)
-            one = TokenizedInputs([question.id], [None], {}, inputs.segments[row : row + 1])
-            scores = replace(self.reader, verbalizer=words).score(one, quiet)
-            found.append(float(scores.max()))
-        return found
+            alone = TokenizedInputs([question.id], [None], {}, inputs.segments[row : row + 1])
+            scores = replace(self.reader, verbalizer=words).score(alone, quiet)
+            best.append(float(scores.max()))
+        return best
 
     def write(self, inputs: Any) -> list[str]:
         """Return the text that is written for each of the reader's inputs, (B,)."""
-        texts: list[str] = self.reader.write(inputs, self.context)
-        return texts
+        return self.reader.write(inputs, self.context)
 
     def sources(self) -> list[str]:
         args = self.args
-        own = [self.args.reader.model_name_or_path, *super().sources()]
+        names = [args.reader.model_name_or_path, *super().sources()]
         if not self.stages.depth:
-            return own
+            return names
         if args.retriever.retriever in ("dense", "hybrid"):
-            own.append(args.retriever.encoder)
-        reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-        if reads and args.rerank.per_query:
-            own.append(neighbor_model(args))
-        return [*own, *reads, *args.corpus.sources]
+            names.append(args.retriever.encoder)
+        models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
+        if models and args.rerank.per_query:
+            names.append(neighbor_model(args))
+        return [*names, *models, *args.corpus.sources]
 
     def sample_prompt(self) -> str | None:
         """Return the LM's prompt of the first test query."""
@@ -378,14 +372,15 @@ class Pgra(Method):
         self.data = TaskData(_recorded_task(record), (), (), ())
         self.verbalizer = record.verbalizer
         self.layout = record.layout
-        self.calibration, self.source = record.calibration, load.find_model(str(home))
+        self.calibration = record.calibration
+        self.source = load.find_model(str(home))
         self.open_tokenizer()
         self.open_reader(home)
         self.stages = _open_recorded(home, record, self.data, self.args, self.context)
         return True
 
 
-def _recorded_task(record: ReaderRecord) -> Task | GenerationTask:
+def _recorded_task(record: ReaderRecord) -> AnyTask:
     """Return as much of a run's task as its reader and its stages need."""
     if not record.words:
         return bare_task(record.task, record.inputs)
@@ -401,12 +396,12 @@ def _recorded_task(record: ReaderRecord) -> Task | GenerationTask:
 
 def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArguments:
     """Return a run's arguments elsewhere; dtypes that depend on the device stay what they were."""
-    made: Mapping[str, Any] = record.fingerprints
-    lm = made.get("reranker", {})
+    fingerprints: Mapping[str, Any] = record.fingerprints
+    lm = fingerprints.get("reranker", {})
     lm = lm.get("prefixes", [lm])[0]  # several are of one LM
     if "dtype" in lm:
         args = args.change("rerank", lm_dtype=lm["dtype"])
-    index: Mapping[str, Any] = made.get("index", {})
+    index = fingerprints.get("index", {})
     index = index.get("dense", index)  # of a hybrid
     encoder = index if "encoder" in index else lm.get("exemplar encoder", {})
     if encoder and "part" not in encoder:  # a part of the T5 has no dtype
@@ -427,20 +422,22 @@ def _open_recorded(
         )
     # A query's own neighbors are training examples, the one thing that the reader's folder does not
     # hold. That they are the run's, the reranker's fingerprint says.
-    is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
-    exemplars = Stages.read(args, context).exemplars if is_own else None
-    made: Mapping[str, Any] = record.fingerprints
-    reference = Reference(made=made["reranker"], folder=home)
+    exemplars = None
+    if args.rerank.per_query and args.rerank.reranker == "prompted":
+        exemplars = Stages.read(args, context).exemplars
+    fingerprints: Mapping[str, Any] = record.fingerprints
+    reference = Reference(made=fingerprints["reranker"], folder=home)
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     check = partial(
         check_fingerprint, home, now="what is there now is", way_out="restore it, or train again"
     )
     corpus = stages.corpus.fingerprint["corpus_sha256"]
-    check(made={"corpus": made["corpus"]}, asked={"corpus": corpus})
-    check(made=made["reranker"], asked=dict(stages.reranker.fingerprint))
-    encoder = made["index"].get("dense", made["index"]).get("encoder")
+    check(made={"corpus": fingerprints["corpus"]}, asked={"corpus": corpus})
+    check(made=fingerprints["reranker"], asked=dict(stages.reranker.fingerprint))
+    index = fingerprints["index"]
+    encoder = index.get("dense", index).get("encoder")
     if encoder:  # by its folder's digest, before an index would be built with it
         now = load.find_model(args.retriever.encoder).identity
         check(made={"encoder": encoder}, asked={"encoder": now})
-    check(made=made["index"], asked=dict(stages.retriever.fingerprint))
+    check(made=index, asked=dict(stages.retriever.fingerprint))
     return stages

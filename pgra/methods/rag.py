@@ -13,6 +13,7 @@ one takes its best d of them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,6 +48,7 @@ from pgra.retrieval import open_retriever
 from pgra.retrieval.dense import find_shards, read_rows
 from pgra.types import MISSING_ROW, Candidates, Example
 
+PassageVectors = npt.NDArray[np.floating[Any]]  # (U, D), as the index keeps them
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
 _BATCH = 64  # queries at once, without gradients
 
@@ -65,7 +67,7 @@ class RagReader(FusionReader):
             pooler.requires_grad_(requires_grad=False)  # it takes no part: it has no gradient
 
     def weigh(
-        self, query_ids: Tensor, query_mask: Tensor, vectors: Tensor, known: Tensor
+        self, query_ids: Tensor, query_mask: Tensor, vectors: Tensor, is_candidate: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Choose each query's evidence among its candidates, and weigh it (section 2.1).
 
@@ -73,7 +75,8 @@ class RagReader(FusionReader):
             query_ids: The query encoder's tokens, (B, L) int64.
             query_mask: True on real ones, (B, L) bool.
             vectors: The candidates', (B, K, D), of any floating type.
-            known: False where there are fewer than K, (B, K) bool; at least one a query is True.
+            is_candidate: False where there are fewer than K, (B, K) bool; at least one a query is
+                True.
 
         Returns:
             Positions among the candidates, (B, N) int64, best first, and log p(z|x) over these N,
@@ -85,13 +88,13 @@ class RagReader(FusionReader):
         if self._is_normalized:
             queries = unit_length(queries, dim=-1)
         scores = torch.einsum("bd,bkd->bk", queries, vectors.to(queries.dtype))
-        best = scores.masked_fill(~known, -torch.inf).topk(self.num_evidence, dim=1)
+        best = scores.masked_fill(~is_candidate, -torch.inf).topk(self.num_evidence, dim=1)
         return best.indices, best.values.log_softmax(dim=1)
 
     def forward(  # type: ignore[override]  # another kind of batch
         self,
         pools: Mapping[str, Tensor],
-        read: Callable[[npt.NDArray[np.int64]], PackedSegments],
+        read: Callable[[Rows], PackedSegments],
         labels: Tensor,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
@@ -151,7 +154,7 @@ class PooledInputs(TokenizedInputs):
     passage_tokens: Sequence[TokenIds]
     join: Join
     rows: Rows
-    vectors: npt.NDArray[np.floating[Any]]
+    vectors: PassageVectors
     pools: Rows
 
     def take(self, rows: Sequence[int]) -> Self:
@@ -166,41 +169,41 @@ class PooledInputs(TokenizedInputs):
         """Return an example as `collate_pooled` takes it."""
         return self, row
 
-    def join_chosen(
-        self, rows: Sequence[int], chosen: npt.NDArray[np.int64]
-    ) -> list[tuple[TokenIds, ...]]:
+    def join_chosen(self, rows: Sequence[int], chosen: Rows) -> list[tuple[TokenIds, ...]]:
         """Join queries with chosen candidates, (B, N); where there is none, a query is alone."""
         passages = np.take_along_axis(self.pools[list(rows)], chosen, axis=1)
-        return [
-            tuple(
-                self.segments[row][0]
-                if passage == MISSING_ROW
-                else self.join(self.query_tokens[row], self.passage_tokens[passage])
-                for passage in line
-            )
-            for row, line in zip(rows, passages.tolist(), strict=True)
-        ]
+        joined = []
+        for row, line in zip(rows, passages.tolist(), strict=True):
+            segments = []
+            for passage in line:
+                if passage == MISSING_ROW:
+                    segments.append(self.segments[row][0])
+                else:
+                    tokens = self.passage_tokens[passage]
+                    segments.append(self.join(self.query_tokens[row], tokens))
+            joined.append(tuple(segments))
+        return joined
 
     def pool(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the arguments of `RagReader.weigh` for some examples."""
         queries = [self.queries[row] for row in rows]
         ids = pad_rows(queries, self.encoder_pad)
-        lengths = torch.tensor([len(query) for query in queries])
+        lengths = torch.tensor(list(map(len, queries)))
         passages = self.pools[list(rows)]  # (B, K)
-        known = passages != MISSING_ROW
-        known[:, 0] = True  # a query without candidates is read alone
+        is_candidate = passages != MISSING_ROW
+        is_candidate[:, 0] = True  # a query without candidates is read alone
         return {
             "query_ids": ids,
             "query_mask": torch.arange(ids.shape[1]) < lengths[:, None],
             "vectors": torch.from_numpy(self.vectors[passages]),
-            "known": torch.from_numpy(known),
+            "is_candidate": torch.from_numpy(is_candidate),
         }
 
 
 def build_pooled(
     examples: Sequence[Example],
     candidates: Rows,
-    read_passages: Callable[[Rows], tuple[Sequence[str], npt.NDArray[np.floating[Any]]]],
+    read_passages: Callable[[Rows], tuple[Sequence[str], PassageVectors]],
     encoder: Encoder,
     tokenizer: Any,
     *,
@@ -219,7 +222,7 @@ def build_pooled(
     chunks = encoder.tokenize([example.text for example in examples], is_query=True)
     return PooledInputs(
         **vars(alone),
-        queries=[list(ids) for chunk in chunks for ids in chunk.ids],
+        queries=list(chain.from_iterable(chunk.ids for chunk in chunks)),
         encoder_pad=encoder.pad_token_id,
         query_tokens=tokenize_parts(queries, tokenizer, is_first=is_first),
         passage_tokens=tokenize_parts(texts, tokenizer, is_first=not is_first),
@@ -237,9 +240,9 @@ def collate_pooled(
     inputs = examples[0][0]
     rows = [row for _, row in examples]
 
-    def read(chosen: npt.NDArray[np.int64]) -> PackedSegments:
-        segments = [(segment,) for line in inputs.join_chosen(rows, chosen) for segment in line]
-        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
+    def read(chosen: Rows) -> PackedSegments:
+        segments = chain.from_iterable(inputs.join_chosen(rows, chosen))
+        return pack_segments([(s,) for s in segments], pad_token_id=pad_token_id, cost=cost)
 
     targets = [inputs.targets[str(inputs.labels[row])] for row in rows]
     return {"pools": inputs.pool(rows), "read": read, "labels": pad_rows(targets, IGNORED)}
@@ -253,19 +256,22 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
     """
     was_training = reader.training
     reader.eval()
-    found = []
+    batches = []
     for start in range(0, len(inputs), _BATCH):
         pools = inputs.pool(range(start, min(start + _BATCH, len(inputs))))
-        found.append(reader.weigh(**{name: part.to(reader.device) for name, part in pools.items()}))
+        on_device = {name: values.to(reader.device) for name, values in pools.items()}
+        batches.append(reader.weigh(**on_device))
     reader.train(was_training)
-    chosen, logs = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
-    segments = inputs.join_chosen(range(len(inputs)), chosen)
+    chosen, logs = (torch.cat(tensors).cpu().numpy() for tensors in zip(*batches, strict=True))
     passages = np.take_along_axis(inputs.pools, chosen, axis=1)
     rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, logs).astype(np.float32))
-    weights = logs.astype(np.float64).ravel()
     separate = SeparateInputs(
-        inputs.example_ids, inputs.labels, inputs.targets, segments, log_weights=weights
+        inputs.example_ids,
+        inputs.labels,
+        inputs.targets,
+        inputs.join_chosen(range(len(inputs)), chosen),
+        log_weights=logs.astype(np.float64).ravel(),
     )
     return separate, evidence
 
@@ -303,14 +309,15 @@ class RagClassifier(T5Classifier):
         pad_token_id = self.tokenizer.pad_token_id
         cost = GroupCost.on(device)
         self.module.eval()
-        for found in inputs.segments:
-            own = slice(start, start := start + len(found))
-            ideas = list(dict.fromkeys(drafts[own]))
-            packed = pack_segments([(s,) for s in found], pad_token_id=pad_token_id, cost=cost)
+        for segments in inputs.segments:
+            rows = slice(start, start + len(segments))
+            start = rows.stop
+            ideas = list(dict.fromkeys(drafts[rows]))
+            packed = pack_segments([(s,) for s in segments], pad_token_id=pad_token_id, cost=cost)
             targets = pad_rows(self.tokenizer(ideas).input_ids, IGNORED).to(device)
             with self.module.deciding():
                 scores = self.module.score_labels(packed.to(device), targets)  # (N, ideas)
-            weights = inputs.log_weights[own, None] if inputs.log_weights is not None else 0.0
+            weights = inputs.log_weights[rows, None] if inputs.log_weights is not None else 0.0
             total = np.logaddexp.reduce(scores.double().cpu().numpy() + weights, axis=0)
             texts.append(ideas[int(total.argmax())])
         self.module.train(was_training)
@@ -321,6 +328,7 @@ class Rag(Pgra):
     """Trains a reader and a query encoder on candidates to choose among."""
 
     CLASSIFIER = RagClassifier
+    reader: RagClassifier
     COMBINES_SCORES = True
 
     def load_module(self, trained: Path | None = None) -> RagReader:
@@ -333,13 +341,14 @@ class Rag(Pgra):
 
     def inputs(self, split: str) -> PooledInputs:
         """Return the examples of a split with their candidates."""
+
+        def read_passages(rows: Rows) -> tuple[Sequence[str], PassageVectors]:
+            return self.stages.corpus.texts(rows), read_rows(find_shards(self._index), rows)
+
         return build_pooled(
             self.data.examples(split),
             self.stages.candidates[split].candidates.rows,
-            lambda rows: (
-                self.stages.corpus.texts(rows),
-                read_rows(find_shards(self._index), rows),
-            ),
+            read_passages,
             self._encoder,
             self.tokenizer,
             verbalizer=self.verbalizer,

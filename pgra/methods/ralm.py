@@ -14,17 +14,15 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from pgra.arrays import Scores
-from pgra.data.examples import AnsweredExample
-from pgra.data.tasks import GenerationTask
+from pgra.data.answers import AnsweredExample
 from pgra.errors import DamageError, reading
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import SPLITS
-from pgra.methods.kate import count_word_tokens, progress_bar
+from pgra.methods.kate import answer_bar, count_word_tokens, score_words, write_answers
 from pgra.methods.pgra import Pgra
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.calibration import Calibration, decide
@@ -35,12 +33,13 @@ from pgra.types import Example, Json
 
 def write_prompt(query: str, evidence: Sequence[str], num_words: int) -> str:
     """Write a prompt with `num_words` of the evidence (best first), shown best last."""
-    shown = []
+    texts = [query]
     for text in evidence:
         words = text.split()[:num_words]
         num_words -= len(words)
-        shown += [" ".join(words)] if words else []
-    return SEPARATOR.join([*reversed(shown), query])
+        if words:
+            texts.insert(0, " ".join(words))
+    return SEPARATOR.join(texts)
 
 
 def write_prompts(
@@ -86,7 +85,7 @@ class Ralm(Pgra):
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""
         rerank = self.args.rerank
         answer_words(self.verbalizer.words)  # refuses ambiguous words
-        asked = CompleterArguments(
+        completer = CompleterArguments(
             lm=self.source.name,
             lm_dtype=rerank.lm_dtype,
             lm_device_map=rerank.lm_device_map,
@@ -94,16 +93,15 @@ class Ralm(Pgra):
             lm_tokenizer=rerank.lm_tokenizer if self.source.name.startswith("http") else None,
             max_parallel_calls=rerank.max_parallel_calls,
         )
-        self.lm = open_lm(asked, self.context)
+        self.lm = open_lm(completer, self.context)
         self.source.inputs.check()  # the LM that the run names is the one that was opened
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
         """The words that answer, and the query's template."""
-        task = self.data.task
-        if isinstance(task, GenerationTask):
-            return Verbalizer({}, task.frame)
-        return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
+        wording = self.data.task.wording("task")
+        answer = "" if wording.answer is None else f"\n{wording.answer}"
+        return Verbalizer(wording.words, wording.body + answer)
 
     def identity(self) -> dict[str, Json]:
         return {**super().identity(), "reader_lm": self.lm.fingerprint}
@@ -119,41 +117,37 @@ class Ralm(Pgra):
         """Return the LM's prompts."""
         task = self.data.task
         template = PromptTemplate(self.verbalizer.template, "", task.inputs)
+        num_new_tokens = task.max_new_tokens
+        if self.data.labels:
+            num_new_tokens = count_word_tokens(self.lm, self.verbalizer.words)
         return write_prompts(
             self.lm,
             [example.id for example in examples],
             [template.render_query(example.fields, after_prefix=False) for example in examples],
-            [[line.text for line in found] for found in lines],
+            [[line.text for line in evidence] for evidence in lines],
             max_tokens=self.args["reader"].max_reader_tokens,
-            num_new_tokens=task.max_new_tokens
-            if isinstance(task, GenerationTask)
-            else count_word_tokens(self.lm, self.verbalizer.words),
+            num_new_tokens=num_new_tokens,
         )
 
     def score(self, inputs: Sequence[str]) -> Scores:
         """Return the log-probability of each label's word after each prompt, (B, C)."""
-        words = answer_words(self.verbalizer.words)
-        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
-            scores = self.lm.score(inputs, words, advance=advance)
-        return np.array(scores, np.float32).reshape(len(inputs), len(words))
+        return score_words(self.lm, inputs, self.verbalizer.words, self.context)
 
-    def score_answers(self, inputs: Sequence[str], asked: Sequence[AnsweredExample]) -> list[float]:
+    def score_answers(
+        self, inputs: Sequence[str], questions: Sequence[AnsweredExample]
+    ) -> list[float]:
         """Return the log-probability of each question's likeliest right answer, (B,)."""
-        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
-            return [
-                max(self.lm.score([prompt], [f" {a}" for a in one.answers], advance=advance)[0])
-                for prompt, one in zip(inputs, asked, strict=True)
-            ]
+        best = []
+        with answer_bar(inputs, self.context) as bar:
+            for prompt, question in zip(inputs, questions, strict=True):
+                answers = [f" {answer}" for answer in question.answers]
+                best.append(max(self.lm.score([prompt], answers, advance=bar.update)[0]))
+        return best
 
     def write(self, inputs: Sequence[str]) -> list[str]:
         """Return what the LM writes after each prompt, greedily."""
         task = self.data.task
-        assert isinstance(task, GenerationTask)
-        with progress_bar(inputs, progress=self.context.shows_progress) as advance:
-            texts = self.lm.complete(
-                inputs, max_new_tokens=task.max_new_tokens, stop=task.stop, advance=advance
-            )
-        return [completion.text.strip() for completion in texts]
+        return write_answers(self.lm, inputs, task.max_new_tokens, task.stop, self.context)
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Fit label bias and temperature on dev; nothing where answers are written."""
@@ -162,9 +156,9 @@ class Ralm(Pgra):
         dev = self.calibrate()
         scores = self.calibration.apply(dev)
         ids = [example.id for example in self.data.dev]
-        decided = [prediction.label for prediction in decide(ids, scores, self.data.labels)]
+        predictions = decide(ids, scores, self.data.labels)
         metric = self.data.metric
-        value = self.data.measure_dev(decided)[metric]
+        value = self.data.measure_dev([prediction.label for prediction in predictions])[metric]
         return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
 
     def score_texts(self) -> Scores:

@@ -12,11 +12,9 @@ between -1 and 1.
 """
 
 import math
-import re
-import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -26,14 +24,13 @@ import numpy.typing as npt
 import regex
 from rapidfuzz.distance import LCSseq
 
-from pgra.config import find_class
-from pgra.data.examples import AnsweredExample
-from pgra.data.tasks import METRICS, GenerationTask
+from pgra.arrays import Counts
+from pgra.data.answers import EXACT_MATCH, AnsweredExample, SumMetric
+from pgra.data.tasks import Metric, find_metric
+from pgra.data.text import normalize_answer
+from pgra.errors import ConfigError
 
-# of true labels, predictions and the task's label names
-Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 Values = npt.NDArray[np.float64]
-_Counts = npt.NDArray[np.int64]
 DRAWS = 2000
 _FEW = 16
 _FLIPS = 9_999
@@ -53,7 +50,7 @@ class CountsMetric:
     `of_counts` gives the values (S,) of S matrices (S, C, C), row label and column prediction.
     """
 
-    of_counts: Callable[[_Counts], Values]
+    of_counts: Callable[[Counts], Values]
 
     def __call__(
         self, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
@@ -63,18 +60,27 @@ class CountsMetric:
         return float(self.of_counts(np.bincount(cells, minlength=n * n).reshape(1, n, n))[0])
 
 
-def _accuracy(counts: _Counts) -> Values:
+@CountsMetric
+def accuracy(counts: Counts) -> Values:
+    """Return the share of examples whose label is predicted."""
     return np.asarray(_diagonal(counts).sum(-1) / counts.sum((-2, -1)), np.float64)
 
 
-def _macro_f1(counts: _Counts) -> Values:
+@CountsMetric
+def macro_f1(counts: Counts) -> Values:
+    """Return the mean of F1 over all names; it is 0 for a name that neither side uses."""
     both = (counts.sum(-1) + counts.sum(-2)).astype(np.float64)
     right = 2.0 * _diagonal(counts)
     f1 = np.divide(right, both, out=np.zeros_like(right), where=both > 0)
     return np.asarray(f1.mean(-1), np.float64)
 
 
-def _mcc(counts: _Counts) -> Values:
+@CountsMetric
+def mcc(counts: Counts) -> Values:
+    """Return Matthews' correlation for C labels (R_K of Gorodkin 2004).
+
+    It is 0 where it is undefined (a constant side).
+    """
     values = counts.astype(np.float64)
     true = values.sum(-1)
     guessed = values.sum(-2)
@@ -88,39 +94,12 @@ def _diagonal(counts: Any) -> Any:
     return np.diagonal(counts, axis1=-2, axis2=-1)
 
 
-accuracy = CountsMetric(_accuracy)
-macro_f1 = CountsMetric(_macro_f1)  # mean of F1 over all names; 0 for a name that neither side uses
-# Matthews' correlation for C labels (R_K of Gorodkin 2004); 0 where undefined (a constant side)
-mcc = CountsMetric(_mcc)
-
-
-def find_metric(name: str) -> Metric:
-    """Return a metric by name, or from a module ("module:NAME"); a ConfigError if there is none."""
-    if name == "exact_match":  # of RIGHT or WRONG: all should be RIGHT
-        return accuracy
-    metric: Metric = find_class("metric", name, METRICS)
-    return metric
-
-
-def measure(
-    metric: str, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
-) -> dict[str, float]:
-    """Return the task's metric first, then the others for labels, by name.
-
-    Raises:
-        ValueError: If the lengths differ, or there is nothing to measure.
-    """
-    others = METRICS if metric != "exact_match" else ()
-    order = dict.fromkeys([metric, *others])
-    return {name: float(find_metric(name)(labels, predictions, names)) for name in order}
-
-
 def no_better_than_one_label(
     split: str, metric: str, value: float, labels: Sequence[str], names: Sequence[str]
 ) -> str | None:
     """Return a note if a value on a split is not above the commonest label's metric; else None."""
     common = max(names, key=labels.count)
-    alone = measure(metric, labels, [common] * len(labels), names)[metric]
+    alone = find_metric(metric)(labels, [common] * len(labels), names)
     if len(set(labels)) < 2 or value > alone:
         return None
     return (
@@ -131,7 +110,7 @@ def no_better_than_one_label(
 
 def confusion_cells(
     labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
-) -> _Counts:
+) -> Counts:
     """Return each example's cell in the confusion matrix, row label and column prediction, (B,).
 
     Raises:
@@ -149,20 +128,8 @@ def confusion_cells(
 # Of written answers.
 
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SMALL = 1e-5  # in place of a 0 for pairs of words and longer: the released evaluation's
-SUBSETS = ("overlap", "nonoverlap")
 _Tokens = tuple[str, ...]
-
-
-def normalize_answer(text: str) -> str:
-    """Lower-case, then drop ASCII punctuation, English articles and extra spaces.
-
-    As SQuAD (Rajpurkar et al. 2016, section 6.1), DPR and KATE (Liu et al. 2022, section 3.1).
-    """
-    plain = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
@@ -173,16 +140,22 @@ def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
     return normalize_answer(prediction) in {normalize_answer(answer) for answer in answers}
 
 
-def f1(prediction: str, answers: Sequence[str]) -> float:
+def exact_match(text: str, example: AnsweredExample) -> float:
+    """Return 1 for one of the right answers, else 0."""
+    return float(is_exact_match(text, example.answers))
+
+
+def f1(text: str, example: AnsweredExample) -> float:
     """Return the harmonic mean of precision and recall of words, by the answer that suits best.
 
     Rajpurkar et al. 2016, section 6.1; both sides are normalised.
     """
-    said = Counter(normalize_answer(prediction).split())
+    words = Counter(normalize_answer(text).split())
     best = 0.0
-    for right in (Counter(normalize_answer(answer).split()) for answer in answers):
-        both = (said & right).total()
-        total = said.total() + right.total()
+    for answer in example.answers:
+        right = Counter(normalize_answer(answer).split())
+        both = (words & right).total()
+        total = words.total() + right.total()
         best = max(best, 2 * both / total if total else 1.0)
     return best
 
@@ -204,19 +177,22 @@ def has_answer(passage: str, answers: Sequence[str]) -> bool:
     return any(_tokens_apart(answer) in _tokens_apart(passage) for answer in answers)
 
 
-def bleu_counts(
-    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
-) -> list[list[int]]:
+def bleu_counts(texts: Sequence[str], examples: Sequence[AnsweredExample]) -> list[list[int]]:
     """Return what BLEU is made of, for each of B sentences with at least one reference each.
 
     Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its 1-
-    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation sets `lowercase`.
+    to 4-grams stand in a reference, and how many it has. ToTTo's evaluation lower-cases, and so do
+    we for every table.
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    bleu = BLEU(lowercase=lowercase, effective_order=True)  # or it warns; counts are the same
-    scores = [bleu.sentence_score(*pair) for pair in zip(predictions, references, strict=True)]
-    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
+    is_table = examples[0].table is not None
+    bleu = BLEU(lowercase=is_table, effective_order=True)  # or it warns; counts are the same
+    rows = []
+    for text, example in zip(texts, examples, strict=True):
+        score = bleu.sentence_score(text, example.answers)
+        rows.append([score.sys_len, score.ref_len, *score.counts, *score.totals])
+    return rows
 
 
 def bleu_of_counts(counts: Sequence[int]) -> float:
@@ -227,8 +203,11 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
     from sacrebleu.metrics.bleu import BLEU
 
     size, reference, *grams = map(int, counts)
-    score: float = BLEU.compute_bleu(grams[:4], grams[4:], size, reference, "exp").score
-    return score / 100
+    score = BLEU.compute_bleu(grams[:4], grams[4:], size, reference, "exp").score
+    return float(score) / 100
+
+
+bleu = SumMetric(bleu_counts, bleu_of_counts)
 
 
 class Parent(NamedTuple):
@@ -248,7 +227,15 @@ class Parent(NamedTuple):
         return 2 * self.precision * self.recall / total if self.precision else 0.0
 
 
-def parent(
+def parent(text: str, example: AnsweredExample) -> float:
+    """Return PARENT's F of a sentence that describes a table."""
+    table = example.table
+    if table is None:
+        raise ConfigError("metric 'parent' is for tables (kind totto or fetaqa): leave it out")
+    return parent_scores(text, example.answers, table.values, table.chosen_values).f
+
+
+def parent_scores(
     text: str, references: Sequence[str], values: Sequence[str], chosen: Sequence[str]
 ) -> Parent:
     """Return PARENT of a sentence, by the reference that gives it the best F.
@@ -256,10 +243,10 @@ def parent(
     `values` are all of the table's cells, titles included, `chosen` the highlighted ones.
     """
     tokens = tokenize(text)
-    known = frozenset(word for value in values for word in tokenize(value))
+    table_words = frozenset[str]().union(*map(tokenize, values))
     cells = [cell for cell in map(tokenize, chosen) if cell]
-    found = (_against(tokens, tokenize(reference), known, cells) for reference in references)
-    return max(found, key=lambda one: one.f)
+    scores = (_against(tokens, tokenize(reference), table_words, cells) for reference in references)
+    return max(scores, key=lambda score: score.f)
 
 
 @cache
@@ -275,25 +262,25 @@ def tokenize(text: str) -> _Tokens:
 
 
 def _against(
-    text: _Tokens, reference: _Tokens, known: frozenset[str], chosen: Sequence[_Tokens]
+    text: _Tokens, reference: _Tokens, table_words: frozenset[str], chosen: Sequence[_Tokens]
 ) -> Parent:
-    """Compare with one reference; `known`: the table's words, without column names as released."""
+    """Compare with one reference; the table's words are without column names, as released."""
     precisions = []
     recalls = []
     for n in (1, 2, 3, 4):
         grams = _grams(text, n)
         right = _grams(reference, n)
         # The share of n-grams that stand in the reference, or else follow from the table.
-        told = 0.0
+        supported = 0.0
         for gram, count in grams.items():
             both = min(count, right[gram])
-            told += both + (count - both) * _follows(gram, known)
-        precisions.append(told / grams.total() if grams else 0.0)
+            supported += both + (count - both) * _follows(gram, table_words)
+        precisions.append(supported / grams.total() if grams else 0.0)
         # The share of the reference's n-grams in the text, each weighted by how far it follows.
-        weights = {gram: _follows(gram, known) for gram in right}
+        weights = {gram: _follows(gram, table_words) for gram in right}
         total = sum(count * weights[gram] for gram, count in right.items())
-        told = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
-        recalls.append(told / total if total else 1.0)
+        stated = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
+        recalls.append(stated / total if total else 1.0)
     precision = _mean_over_orders(precisions)
     recall = _mean_over_orders(recalls) or _SMALL
     if chosen:
@@ -303,8 +290,8 @@ def _against(
     return Parent(precision, recall)
 
 
-def _follows(gram: _Tokens, known: frozenset[str]) -> float:
-    return sum(word in known for word in gram) / len(gram)
+def _follows(gram: _Tokens, table_words: frozenset[str]) -> float:
+    return sum(word in table_words for word in gram) / len(gram)
 
 
 def _grams(tokens: _Tokens, n: int) -> Counter[_Tokens]:
@@ -316,68 +303,14 @@ def _mean_over_orders(values: Iterable[float]) -> float:
     first, *others = values
     if not first:
         return 0.0
-    found = [first, *(value or _SMALL for value in others)]
-    return math.exp(sum(map(math.log, found)) / len(found))
+    positive = [first, *(value or _SMALL for value in others)]
+    return math.exp(sum(map(math.log, positive)) / len(positive))
 
 
 def _mentioned(values: Sequence[_Tokens], text: _Tokens) -> float:
     """Return the mean share of each value's words that a text has in their order."""
     shares = [LCSseq.similarity(value, text) / len(value) for value in values]
     return sum(shares) / len(shares)
-
-
-@dataclass(frozen=True)
-class Written:
-    """Metrics of written answers.
-
-    Attributes:
-        values: By name, fractions, the task's headline first; of ToTTo also by subset:
-            "overlap/bleu".
-        each: By name a fraction a query, for paired tests; of "parent" its F.
-        counts: Of BLEU, a row a query; empty without it.
-    """
-
-    values: Mapping[str, float]
-    each: Mapping[str, list[float]]
-    counts: Sequence[Sequence[int]] = ()
-
-
-def measure_written(
-    task: GenerationTask, predictions: Sequence[str], references: Sequence[AnsweredExample]
-) -> Written:
-    """Measure what an LM wrote, (B,), by the task's metrics; spaces around a text do not count."""
-    pairs = [(text.strip(), own) for text, own in zip(predictions, references, strict=True)]
-    each: dict[str, list[float]] = {}
-    counts: list[list[int]] = []
-    for metric in task.metrics:
-        if metric == "exact_match":
-            each[metric] = [float(is_exact_match(text, own.answers)) for text, own in pairs]
-        elif metric == "f1":
-            each[metric] = [f1(text, own.answers) for text, own in pairs]
-        elif metric == "bleu":
-            # ToTTo's evaluation lower-cases; so do we for every table.
-            is_lower = references[0].table is not None
-            texts, answers = zip(*((text, own.answers) for text, own in pairs), strict=True)
-            counts = bleu_counts(texts, answers, lowercase=is_lower)
-        else:
-            each[metric] = [
-                parent(text, own.answers, own.table.values, own.table.chosen_values).f
-                for text, own in pairs
-                if own.table is not None  # each has one: the task says what it is of
-            ]
-    kinds = [own.table.is_overlap if own.table else None for own in references]
-    subsets = {"": list(range(len(pairs)))}
-    for subset, wanted in zip(SUBSETS, (True, False), strict=True):
-        rows = [i for i, kind in enumerate(kinds) if kind is wanted]
-        subsets |= {f"{subset}/": rows} if rows else {}
-    values = {
-        f"{subset}{name}": bleu_of_counts(np.sum([counts[i] for i in rows], axis=0).tolist())
-        if name == "bleu"
-        else sum(each[name][i] for i in rows) / len(rows)
-        for subset, rows in subsets.items()
-        for name in task.metrics
-    }
-    return Written(values, each, counts)
 
 
 # What a run's metric is made of, for each of B examples. A resample of the examples is how often
@@ -394,18 +327,23 @@ class LabelOutcomes:
     names: Sequence[str]
 
     @property
-    def value(self) -> float:
-        return float(find_metric(self.metric)(self.labels, self.predicted, self.names))
+    def function(self) -> Metric:
+        """The metric; of texts that are right or wrong the share that is right."""
+        return accuracy if self.metric == EXACT_MATCH else find_metric(self.metric)
 
     @property
-    def kinds(self) -> _Counts:
+    def value(self) -> float:
+        return float(self.function(self.labels, self.predicted, self.names))
+
+    @property
+    def kinds(self) -> Counts:
         """Each example's cell of the confusion matrix, (B,)."""
         return confusion_cells(self.labels, self.predicted, self.names)
 
     @property
     def parts(self) -> Values | None:
-        """What each example adds to B times the metric, (B,); None where it is no mean."""
-        if find_metric(self.metric) is not accuracy:
+        """What each example adds to B times the metric, (B,); None where it is not a mean."""
+        if self.function is not accuracy:
             return None
         return np.array(np.array(self.labels) == np.array(self.predicted), np.float64)
 
@@ -415,9 +353,9 @@ class LabelOutcomes:
         columns = self.kinds[:, None] % len(self.names) == np.arange(len(self.names))
         return np.asarray(columns, np.float64)
 
-    def resample(self, kinds: _Counts, counts: Values) -> Values:
+    def resample(self, kinds: Counts, counts: Values) -> Values:
         """Return the metric of resamples, (draws,): how often each kind (U,) was drawn."""
-        metric = find_metric(self.metric)
+        metric = self.function
         n = len(self.names)
         if isinstance(metric, CountsMetric):
             # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
@@ -427,8 +365,8 @@ class LabelOutcomes:
         values = []
         for row in counts:
             drawn = np.repeat(kinds, row.astype(np.int64))
-            sides = names[drawn // n].tolist(), names[drawn % n].tolist()
-            values.append(metric(*sides, self.names))
+            labels = names[drawn // n].tolist()
+            values.append(metric(labels, names[drawn % n].tolist(), self.names))
         return np.array(values, np.float64)
 
 
@@ -436,33 +374,35 @@ class LabelOutcomes:
 class TextOutcomes:
     """Measures of written texts, as rows of numbers; a duck type of `LabelOutcomes`.
 
-    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10), others, such as
-    PARENT's F (Dhingra et al. 2019), are the mean over texts (B, 1): such are `traits`. So a
-    resample of the queries is a resample of rows: the paired bootstrap of Koehn 2004.
+    BLEU (Papineni et al. 2002) follows from the sum of the texts' counts (B, 10) by `of_sum`,
+    others, such as PARENT's F (Dhingra et al. 2019), are the mean over texts (B, 1): such are
+    `traits`. So a resample of the queries is a resample of rows: the paired bootstrap of Koehn
+    2004.
     """
 
     metric: str
     traits: Values
+    of_sum: Callable[[Sequence[int]], float] | None = None
 
     @property
     def value(self) -> float:
         return float(self._of_sums(self.traits.sum(axis=0)[None])[0])
 
     @property
-    def kinds(self) -> _Counts:
+    def kinds(self) -> Counts:
         return np.arange(len(self.traits))
 
     @property
     def parts(self) -> Values | None:
-        return None if self.metric == "bleu" else self.traits[:, 0]
+        return self.traits[:, 0] if self.of_sum is None else None
 
-    def resample(self, kinds: _Counts, counts: Values) -> Values:
+    def resample(self, kinds: Counts, counts: Values) -> Values:
         return self._of_sums(counts @ self.traits[kinds])
 
     def _of_sums(self, sums: Values) -> Values:
-        if self.metric == "bleu":
-            return np.array([bleu_of_counts(row) for row in np.rint(sums).astype(np.int64)])
-        return sums[:, 0] / len(self.traits)
+        if self.of_sum is None:
+            return sums[:, 0] / len(self.traits)
+        return np.array([self.of_sum(row) for row in np.rint(sums).astype(np.int64).tolist()])
 
 
 Outcomes = LabelOutcomes | TextOutcomes
@@ -482,7 +422,7 @@ def _draw_counts(kinds: npt.NDArray[Any], seed: int, draws: int) -> tuple[Any, V
 def bootstrap(runs: Sequence[Outcomes], *, seed: int, draws: int = DRAWS) -> Values:
     """Return the metric of several runs in the same resamples of their examples, (S, draws)."""
     kinds, counts = _draw_counts(np.stack([run.kinds for run in runs]), seed, draws)
-    return np.stack([run.resample(own, counts) for run, own in zip(runs, kinds, strict=True)])
+    return np.stack([run.resample(row, counts) for run, row in zip(runs, kinds, strict=True)])
 
 
 def interval_95(draws: Values) -> tuple[float, float]:
@@ -499,7 +439,7 @@ class Difference:
         difference: Metric of a minus metric of b, each the mean over its seeds.
         draws: The same in each resample of the examples, (draws,).
         differing: How many of the examples the methods decide differently.
-        parts: What each example adds to the difference, (B,); None if the metric is no mean.
+        parts: What each example adds to the difference, (B,); None if the metric is not a mean.
     """
 
     difference: float
@@ -538,21 +478,17 @@ class Difference:
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
     """Compare two methods' mean metric over seeds on the same examples, resampled together."""
     values = bootstrap([*a, *b], seed=seed)
-    known = [[p for run in side if (p := run.parts) is not None] for side in (a, b)]
-    parts = None
-    if all(known):
-        parts = np.mean(known[0], axis=0) - np.mean(known[1], axis=0)
-        parts = np.round(parts, _DIGITS) / len(parts)
-        differs = parts != 0
-    else:
-        traits = [np.mean([run.traits for run in side], axis=0) for side in (a, b)]
-        differs = np.round(traits[0] - traits[1], _DIGITS).any(axis=1)
-    return Difference(
-        float(np.mean([run.value for run in a]) - np.mean([run.value for run in b])),
-        np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS),
-        int(differs.sum()),
-        parts,
-    )
+    draws = np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS)
+    difference = float(np.mean([run.value for run in a]) - np.mean([run.value for run in b]))
+    parts_a = [parts for run in a if (parts := run.parts) is not None]
+    parts_b = [parts for run in b if (parts := run.parts) is not None]
+    if parts_a and parts_b:
+        gaps = np.round(np.mean(parts_a, axis=0) - np.mean(parts_b, axis=0), _DIGITS)
+        return Difference(difference, draws, int((gaps != 0).sum()), gaps / len(gaps))
+    traits_a = np.mean([run.traits for run in a], axis=0)
+    traits_b = np.mean([run.traits for run in b], axis=0)
+    differs = np.round(traits_a - traits_b, _DIGITS).any(axis=1)
+    return Difference(difference, draws, int(differs.sum()))
 
 
 def bootstrap_mean(values: Values, *, seed: int) -> Values:
@@ -571,12 +507,12 @@ def compare_means(a: Values, b: Values, *, seed: int) -> Difference:
 def average_differences(differences: Sequence[Difference]) -> Difference:
     """Return the mean over tasks, whose examples are resampled independently."""
     count = len(differences)
-    known = [one.parts / count for one in differences if one.parts is not None]
+    parts = [gap.parts / count for gap in differences if gap.parts is not None]
     return Difference(
-        float(np.mean([one.difference for one in differences])),
-        np.round(np.stack([one.draws for one in differences]).mean(axis=0), _DIGITS),
-        sum(one.differing for one in differences),
-        np.concatenate(known) if len(known) == count else None,
+        float(np.mean([gap.difference for gap in differences])),
+        np.round(np.stack([gap.draws for gap in differences]).mean(axis=0), _DIGITS),
+        sum(gap.differing for gap in differences),
+        np.concatenate(parts) if len(parts) == count else None,
     )
 
 
@@ -625,14 +561,14 @@ def combine_p(p_values: Sequence[float]) -> float:
     McNemar's tests of several seeds, whose examples are the same.
     """
     n = len(p_values)
-    k = (len(p_values) + 1) // 2
+    k = (n + 1) // 2
     return min(1.0, sorted(p_values)[k - 1] * n / k)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for all tests together (Holm 1979), in the order given."""
     n = len(p_values)
-    adjusted = [0.0] * len(p_values)
+    adjusted = [0.0] * n
     before = 0.0
     for rank, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
         before = max(before, min(1.0, p_values[index] * (n - rank)))
@@ -658,11 +594,12 @@ def welch(a: Sequence[float] | Values, b: Sequence[float] | Values) -> float | N
     if len(a) < 2 or len(b) < 2:
         return None
     gap = abs(float(np.mean(a) - np.mean(b)))
-    parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
-    if sum(parts) < _SAME**2:
+    error_a = float(np.var(a, ddof=1)) / len(a)
+    error_b = float(np.var(b, ddof=1)) / len(b)
+    error = error_a + error_b
+    if error < _SAME**2:
         return 1.0 if gap < _SAME else 0.0
     from scipy.special import stdtr
 
-    weights = [part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True)]
-    freedom = sum(parts) ** 2 / sum(weights)
-    return 2 * float(stdtr(freedom, -gap / math.sqrt(sum(parts))))
+    freedom = error**2 / (error_a**2 / (len(a) - 1) + error_b**2 / (len(b) - 1))
+    return 2 * float(stdtr(freedom, -gap / math.sqrt(error)))

@@ -28,20 +28,20 @@ from pgra.artifacts import (
     write_lines,
     write_sealed,
 )
-from pgra.config import rules
+from pgra.config import find_class, rules
+from pgra.data.answers import EXACT_MATCH, SUBSETS
 from pgra.data.examples import DataArguments
+from pgra.data.tasks import TEXT_METRICS, measure_labels
 from pgra.errors import ArtifactError, DamageError, reading
 from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
     RIGHT,
-    SUBSETS,
     WRONG,
     LabelOutcomes,
     Outcomes,
     TextOutcomes,
     bootstrap,
     interval_95,
-    measure,
 )
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
@@ -60,7 +60,6 @@ DECIDING_FILES = (
     "reader/pgra.json",  # which has the checksums of the reader's files
 )
 _SEED = 0
-_TEXT_KEYS = {"bleu": "bleu_counts"}  # of a line, where it is not the measure's name
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def write_results(
     if values is None:
         names = [*labels, *({UNDECIDED} & set(predicted))]
         outcomes = LabelOutcomes(metric, [e.label or "" for e in examples], predicted, names)
-        values = measure(metric, outcomes.labels, predicted, names)
+        values = measure_labels(metric, outcomes.labels, predicted, names)
         interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
     metrics = {
         **{name: about[name] for name in ("method", "task", "split")},
@@ -323,7 +322,9 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
     path = folder / _ARGUMENTS_FILE
     with reading(folder / PREDICTIONS_FILE, DamageError):
         lines = list(read_lines(folder / PREDICTIONS_FILE))
+        metric = metrics["metric"]
         if "is_right" in lines[0]:
+            metric = EXACT_MATCH
             decided = [(RIGHT, RIGHT if line["is_right"] else WRONG) for line in lines]
             names = [RIGHT, WRONG]
         else:
@@ -339,22 +340,28 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
             folder,
             read_object(path) if path.is_file() else {},
             metrics,
-            LabelOutcomes(metrics["metric"], labels, predicted, names),
+            LabelOutcomes(metric, labels, predicted, names),
             digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
         return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
 
 
 def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    wanted = {"": (True, False, None), SUBSETS[0]: (True,), SUBSETS[1]: (False,)}
     measures = [run] if "is_right" in lines[0] else []
     for name in run.metrics["metrics"]:
         subset, _, metric = name.rpartition("/")
-        key = _TEXT_KEYS.get(metric, metric)
+        key = metric
+        of_sum = None
+        if f"{metric}_counts" in lines[0]:
+            key = f"{metric}_counts"
+            of_sum = find_class("metric", metric, TEXT_METRICS).of_sum
         if key in lines[0]:
-            own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
-            each = [np.atleast_1d(line[key]) for line in own]
-            outcomes = TextOutcomes(metric, np.array(each, np.float64))
+            values = [
+                np.atleast_1d(line[key])
+                for line in lines
+                if not subset or line["is_overlap"] is SUBSETS[subset]
+            ]
+            outcomes = TextOutcomes(metric, np.array(values, np.float64), of_sum)
             measures.append(replace(run, task=f"{run.task} {name}", outcomes=outcomes))
     return measures
 

@@ -21,9 +21,8 @@ from pgra.artifacts import artifact_dir
 from pgra.config import Arguments, choose
 from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus
-from pgra.data.examples import Rows as LabelledRows
-from pgra.data.examples import as_rows, open_rows, read_split
-from pgra.data.tasks import Task
+from pgra.data.examples import ExampleRows, as_rows, open_rows, read_split
+from pgra.data.tasks import Task, TaskBase
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm.causal_lm import CausalLM, open_causal_lm
@@ -93,7 +92,7 @@ class Reranker(ScoringReranker):
         *,
         task: str | Path | Task | None = None,
         template: str | None = None,
-        examples: LabelledRows = (),
+        examples: ExampleRows = (),
         num_exemplars: int | None = None,
         seed: int = 0,
         similarity: str = RerankArguments.similarity,
@@ -263,7 +262,7 @@ class Reranker(ScoringReranker):
         scores = np.vecdot(queries[:, None], passages)
         return scores[0] if is_query(query) else scores
 
-    def fit(self, documents: Iterable[str], examples: LabelledRows | None = None) -> Self:
+    def fit(self, documents: Iterable[str], examples: ExampleRows | None = None) -> Self:
         """Fit the similarity, in place: to documents such as will be ranked, and to queries.
 
         A run fits it to its own corpus and training examples.
@@ -305,7 +304,7 @@ class Reranker(ScoringReranker):
         if template is not None:
             inputs = tuple(dict.fromkeys(re.findall(r"{([^\W\d]\w*)}", template))) or ("text",)
             return PromptFormat(PromptTemplate(template, "", inputs), {})
-        self._task = task if isinstance(task, Task) else Task.load(str(task))
+        self._task = task if isinstance(task, TaskBase) else Task.load(str(task))
         self._words = self._task.prompt_words
         return task_format(self._task)
 
@@ -316,7 +315,7 @@ class Reranker(ScoringReranker):
     def _queries(self, queries: Any) -> list[Example]:
         return read_queries(queries, self.prompt.template.inputs)
 
-    def _read_examples(self, examples: LabelledRows) -> list[Example]:
+    def _read_examples(self, examples: ExampleRows) -> list[Example]:
         rows = as_rows("examples", examples)
         if isinstance(rows, list) and not rows:
             return []

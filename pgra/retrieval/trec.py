@@ -59,7 +59,7 @@ def read_query_table(path: Path) -> dict[str, str]:
         query = record.word(name)
         text = record.text("text")
         if not text or query in queries:
-            raise DataError(f"{record.place}: query '{query}' is a duplicate, or its text is empty")
+            raise DataError(f"{record.where}: query '{query}' is a duplicate, or its text is empty")
         queries[query] = text
     return queries
 

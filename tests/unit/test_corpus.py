@@ -84,7 +84,7 @@ def test_a_corpus_that_is_overwritten_while_it_is_read_is_not_kept(when, tmp_pat
                 write(path, other)
             yield line
 
-    monkeypatch.setattr("pgra.data.read.read_lines", overwriting)
+    monkeypatch.setattr("pgra.data.corpus.read_lines", overwriting)
     if when:
         with pytest.raises(ArtifactError, match="c.txt"):
             read(path, tmp_path)

@@ -6,9 +6,8 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.data.examples import DataArguments, load_splits, open_file, read_split
-from pgra.data.tasks import GenerationTask
-from pgra.errors import DataError
-from pgra.report.metrics import measure_written
+from pgra.data.tasks import GenerationTask, load_any_task
+from pgra.errors import ConfigError, DataError
 
 
 def cell(value, is_header=False, columns=1):  # noqa: FBT002
@@ -103,10 +102,31 @@ def test_a_local_folder_gives_pool_and_another_the_queries(tmp_path):
     assert (len(found.train), found.dev, len(found.test)) == (5, [], 3)
 
 
+def is_short(text, example):
+    """A metric from outside: no longer than the first answer."""
+    return len(text) <= len(example.answers[0])
+
+
+def test_a_metric_from_outside_is_named_in_a_yaml(tmp_path):
+    own = f"{__name__}:is_short"
+    task = GenerationTask.load("webquestions")
+    path = tmp_path / "short.yaml"
+    path.write_text(replace(task, metrics=("exact_match", own)).to_yaml())
+    task = load_any_task(str(path))
+    rows = [{"question": "who?", "answers": ["Ann"]}] * 2
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    examples = read_split(task, open_file(task, tmp_path / "rows.jsonl"), "test")
+    measures = task.measure(["Bob ", "Anna"], examples)
+    assert measures.values == {"exact_match": 0, own: 0.5}
+    assert measures.by_text[own] == [1, 0]
+    with pytest.raises(ConfigError, match="unknown metric 'blue'"):
+        replace(task, metrics=("blue",))
+
+
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     found = read(tmp_path, "totto", TOTTO, {**TOTTO, "overlap_subset": False})
     task = GenerationTask.load("totto")
-    told = measure_written(task, [" He scored 9.9 and 3.3.", "xyz"], found)
+    told = task.measure([" He scored 9.9 and 3.3.", "xyz"], found)
     assert (told.values["overlap/bleu"], told.values["nonoverlap/parent"]) == (pytest.approx(1), 0)
-    assert told.each["parent"] == pytest.approx([told.values["overlap/parent"], 0])
+    assert told.by_text["parent"] == pytest.approx([told.values["overlap/parent"], 0])
     assert told.values["parent"] == pytest.approx(told.values["overlap/parent"] / 2)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from pgra.data.tasks import METRICS
-from pgra.report.metrics import accuracy, find_metric, macro_f1, mcc, no_better_than_one_label
+from pgra.data.tasks import METRICS, find_metric
+from pgra.report.metrics import accuracy, macro_f1, mcc, no_better_than_one_label
 
 TWO = ["n", "p"]
 

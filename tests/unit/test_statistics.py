@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
 
-from pgra.data.tasks import METRICS
+from pgra.data.tasks import METRICS, find_metric
 from pgra.report.metrics import (
     LabelOutcomes,
     bootstrap,
     combine_p,
     compare_methods,
-    find_metric,
     holm,
     mcnemar,
     sign_flip,

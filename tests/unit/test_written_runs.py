@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pgra.artifacts import write_sealed
+from pgra.data.answers import AnsweredExample, Table
 from pgra.report.compare import compare_runs
 from pgra.report.metrics import bleu_counts, bleu_of_counts
 from pgra.report.results import load_collection
@@ -13,16 +14,16 @@ from pgra.report.results import load_collection
 RIGHT = ["the red house stands on a hill", "two men walk to the old mill", "it rains in May"]
 NEAR = ["the red house stands on the hill", "two men walk to the mill", "it rains in June"]
 FAR = ["a house", "men at the mill walk there now", "rain"]
-TRUTH = [[text] for text in RIGHT]
+TRUTH = [AnsweredExample("", {}, answers=(text,), table=Table("", [], [])) for text in RIGHT]
 
 
 def plant(folder, texts, parent, *, method="icl-knn", seed=0):
     """Write a run as pgra icl does, its first query of the overlap subset, the others not."""
     folder.mkdir(parents=True)
-    counts = bleu_counts(texts, TRUTH, lowercase=True)
+    counts = bleu_counts(texts, TRUTH)
     lines = []
     for i, text in enumerate(texts):
-        told = {"id": f"test-{i}", "text": f"table {i}", "label": RIGHT[i], "answers": TRUTH[i]}
+        told = {"id": f"test-{i}", "text": f"table {i}", "label": RIGHT[i], "answers": [RIGHT[i]]}
         more = {"prediction": text, "is_overlap": i == 0, "evidence": []}
         lines.append({**told, **more, "bleu_counts": counts[i], "parent": parent[i]})
     (folder / "predictions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
