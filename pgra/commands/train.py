@@ -95,7 +95,7 @@ def _run(
 
     common.quiet_libraries()
     if series.dry_run:
-        from pgra.commands.plan import show_plan
+        from pgra.experiments.dry_run import show_plan
 
         check_alone(f"{prog} --dry_run")
         common.say(show_plan(args))
@@ -320,7 +320,7 @@ def push(argv: Sequence[str] | None = None) -> int:
     """
     (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **common.about(push))
     common.quiet_libraries()
-    from pgra.run_folder import push_run
+    from pgra.model_card import push_run
 
     name = args.hub_model_id or Path(args.run).absolute().name
     common.say(f"pushed: {push_run(Path(args.run), name, private=args.hub_private_repo or None)}")

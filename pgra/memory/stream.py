@@ -60,7 +60,7 @@ from pgra.memory.lookup import (
 from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
-from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
+from pgra.run_folder import METRICS_FILE, read_lines, read_metrics, read_object, write_metrics
 from pgra.types import Candidates, Example, Json
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,6 @@ logger = logging.getLogger(__name__)
 SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _RUN_FILE = "run.json"
 _STEPS_FILE = "steps.jsonl"
-_METRICS_FILE = "metrics.json"
 _FORMAT = 2  # of a step's line
 _AHEAD = 16  # questions that an LM here is asked together
 _SHOWN_CHARS = 80
@@ -489,7 +488,7 @@ class Experiment:
         results = []
         with lock_folder(self.folder):
             path = self.folder / _RUN_FILE
-            if path.is_file() and any(self.folder.glob(f"*/{_METRICS_FILE}")):
+            if path.is_file() and any(self.folder.glob(f"*/{METRICS_FILE}")):
                 check_fingerprint(self.folder, made=read_object(path), asked=self.identity)
             else:
                 write_sealed(path, self.identity)
@@ -497,7 +496,7 @@ class Experiment:
                 steps = streams[variant.seed]
                 folder = self.folder / variant.name
                 stream = digest([asdict(step) for step in steps])[:12]
-                if (folder / _METRICS_FILE).is_file():
+                if (folder / METRICS_FILE).is_file():
                     made = {"stream": read_metrics(folder)["stream"]}
                     check_fingerprint(folder, made=made, asked={"stream": stream})
                     outcomes = [StepOutcome(**line) for line in read_lines(folder / _STEPS_FILE)]

@@ -28,8 +28,8 @@ from pgra.methods.kate import count_word_tokens, progress_bar
 from pgra.methods.pgra import Pgra
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.calibration import Calibration, decide
-from pgra.report.results import EvidenceLine, read_object
-from pgra.run_folder import TRAINING_FILE
+from pgra.report.results import EvidenceLine
+from pgra.run_folder import TRAINING_FILE, read_object
 from pgra.types import Example, Json
 
 

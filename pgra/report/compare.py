@@ -11,8 +11,8 @@ from pgra.report import metrics
 from pgra.report.results import (
     METHOD_ORDER,
     TASK_ORDER,
+    FinishedRun,
     Group,
-    Trial,
     check_comparable,
     in_order,
     row_names,
@@ -52,14 +52,16 @@ class ReferenceTable:
     notes: Sequence[Mapping[str, str]] = ()
     measure: str = METRIC
 
-    def find_row(self, run: Trial) -> str | None:
+    def find_row(self, run: FinishedRun) -> str | None:
         """Return the row that matches a run, by the most arguments; None if none does."""
         # The run knows its method: `--num_evidence 0` is plain, whatever --method says.
         known = {**run.values, "method": run.method}
         fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
         return max(fits, key=lambda row: len(self.match[row]), default=None)
 
-    def beside(self, run: Trial, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
+    def beside(
+        self, run: FinishedRun, tasks: Sequence[str], columns: Sequence[str]
+    ) -> dict[str, float]:
         """Return the values printed for a run, by column: tasks, or the `AVERAGE` of just these."""
         row = self.find_row(run)
         is_whole = {*tasks, AVERAGE} == {*self.columns}
@@ -110,7 +112,7 @@ class Result:
             the bootstrap.
     """
 
-    runs: Sequence[Trial]
+    runs: Sequence[FinishedRun]
     missing: Sequence[int]
     values: Sequence[float]
     interval: tuple[float, float]
@@ -197,7 +199,7 @@ def compare_runs(
     """
     check_comparable(group)
     names = row_names(group)
-    runs_of: dict[Column, list[Trial]] = {}
+    runs_of: dict[Column, list[FinishedRun]] = {}
     for name, run in sorted(zip(names, group.runs, strict=True), key=lambda pair: pair[1].seed):
         runs_of.setdefault((name, run.task), []).append(run)
     # The measure of written answers follows the task's name.
@@ -236,14 +238,14 @@ def compare_runs(
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
 
 
-def _average_column(measure: str, tasks: Sequence[str], runs: Sequence[Trial]) -> str | None:
+def _average_column(measure: str, tasks: Sequence[str], runs: Sequence[FinishedRun]) -> str | None:
     """Return the column of a mean over tasks; None where it makes no sense."""
     has_labels = all(run.labels for run in runs if run.task in tasks)
     return f"{AVERAGE} {measure}".rstrip() if has_labels and len(tasks) > 1 else None
 
 
 def _result(
-    runs: Sequence[Trial],
+    runs: Sequence[FinishedRun],
     missing: Sequence[int],
     values: Sequence[float],
     over_examples: tuple[float, float],
@@ -266,14 +268,14 @@ def _average(results: Sequence[Result]) -> Result:
     return _result((), missing, list(values) or [overall], interval)
 
 
-def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> metrics.Values:
+def _average_by_seed(tasks: Sequence[Sequence[FinishedRun]]) -> metrics.Values:
     """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if len({tuple(run.seed for run in runs) for runs in tasks}) > 1:
         return np.zeros(0)
     return np.asarray(np.mean([_values(runs) for runs in tasks], axis=0), np.float64)
 
 
-def _values(runs: Sequence[Trial]) -> metrics.Values:
+def _values(runs: Sequence[FinishedRun]) -> metrics.Values:
     return np.array([run.value for run in runs])
 
 
@@ -326,7 +328,9 @@ def _compare_row(
     return found
 
 
-def _shared(a: Sequence[Trial], b: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
+def _shared(
+    a: Sequence[FinishedRun], b: Sequence[FinishedRun]
+) -> tuple[Sequence[FinishedRun], Sequence[FinishedRun]]:
     """Return the runs of the seeds that both have; what no seed decides stands beside them all."""
     if not (a[0].is_seeded and b[0].is_seeded):
         first, second = (side if side[0].is_seeded else side[:1] for side in (a, b))

@@ -5,33 +5,23 @@ ablate` writes first, so that missing runs are known). Neither is searched for o
 """
 
 import datetime
-import json
 import logging
 import re
 import subprocess
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pgra.artifacts import (
-    MANIFEST,
-    canonical_json,
-    digest,
-    find_damage,
-    package_versions,
-    read_sealed,
-    record_files,
-    write_lines,
-    write_sealed,
-)
+from pgra.artifacts import MANIFEST, canonical_json, digest, package_versions, write_lines
 from pgra.config import rules
 from pgra.data.examples import DataArguments
 from pgra.errors import ArtifactError, DamageError, reading
-from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
+from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
     RIGHT,
     SUBSETS,
@@ -45,20 +35,23 @@ from pgra.report.metrics import (
 )
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
+from pgra.run_folder import (
+    ARGUMENTS_FILE,
+    DECIDING_FILES,
+    IDENTITY_FILE,
+    METRICS_FILE,
+    PREDICTIONS_FILE,
+    RunFolder,
+    read_lines,
+    read_metrics,
+    read_object,
+    write_metrics,
+)
 from pgra.types import UNDECIDED, Example, Json, Prediction
 
 logger = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.json"
-PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
-_ARGUMENTS_FILE = "arguments.json"
-_IDENTITY_FILE = "run.json"
-# of a run: what was decided before its predictions
-DECIDING_FILES = (
-    *(_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE),
-    "reader/pgra.json",  # which has the checksums of the reader's files
-)
 _SEED = 0
 _TEXT_KEYS = {"bleu": "bleu_counts"}  # of a line, where it is not the measure's name
 
@@ -120,26 +113,22 @@ def write_results(
         examples: The queries, labelled.
         decided: Of each, in the same order.
     """
-    nothing: list[Any] = [()] * len(examples)
-    lines: list[Json] = [
-        {
-            "id": example.id,
-            "text": example.text,
-            **({"fields": dict(example.fields)} if len(example.fields) > 1 else {}),
+    lines: list[Json] = []
+    pairs = zip(examples, decided.predictions, strict=True)
+    for i, (example, prediction) in enumerate(pairs):
+        line: dict[str, Json] = {"id": example.id, "text": example.text}
+        if len(example.fields) > 1:
+            line["fields"] = dict(example.fields)
+        evidence = decided.evidence[i] if decided.evidence else ()
+        line |= {
             "label": example.label,
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
-            "evidence": [asdict(line) for line in seen],
-            **dict(own),
+            "evidence": [asdict(passage) for passage in evidence],
         }
-        for example, prediction, seen, own in zip(
-            examples,
-            decided.predictions,
-            decided.evidence or nothing,
-            decided.details or nothing,
-            strict=True,
-        )
-    ]
+        if decided.details:
+            line |= decided.details[i]
+        lines.append(line)
     write_lines(folder / PREDICTIONS_FILE, lines)
     metric = str(about["metric"])
     predicted = [p.label for p in decided.predictions]
@@ -151,7 +140,9 @@ def write_results(
         values = measure(metric, outcomes.labels, predicted, names)
         interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
     metrics = {
-        **{name: about[name] for name in ("method", "task", "split")},
+        "method": about["method"],
+        "task": about["task"],
+        "split": about["split"],
         "n": len(examples),
         "metric": metric,
         "value": values[metric],
@@ -163,12 +154,6 @@ def write_results(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     write_metrics(folder, metrics, (PREDICTIONS_FILE, *DECIDING_FILES))
-
-
-def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
-    """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
-    files = record_files(folder, [name for name in names if (folder / name).is_file()])
-    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
 
 
 @cache
@@ -186,42 +171,9 @@ def git_commit() -> str | None:
 # Reading with checks: damage is reported by file, with the way out.
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read an object a line; a DamageError if a line is no object."""
-    with path.open(encoding="utf-8") as file, reading(path, DamageError):
-        for text in file:
-            yield dict(json.loads(text))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        ArtifactError: If it is missing.
-        DamageError: If it is not what was written.
-    """
-    if not path.is_file():
-        raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
-    return read_sealed(path)
-
-
-def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
-    """Read `metrics.json`, and compare it and the files beside it (`names`; None: all).
-
-    Raises:
-        ArtifactError: If one is damaged, missing, or of another run; it is named.
-    """
-    metrics = read_object(folder / METRICS_FILE)
-    files = metrics.get("files", {}).items()
-    compared = {name: record for name, record in files if names is None or name in names}
-    for name, what in find_damage(folder, compared):
-        raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
-    return metrics
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One finished run, or one measure of a run that wrote texts.
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun(RunFolder):
+    """One finished run, or one measure of a run that wrote texts: a row of a table.
 
     Attributes:
         method: As `--method` names it, such as "pgra" or "fid".
@@ -236,9 +188,8 @@ class Trial:
     method: str
     name: str
     task: str
-    seed: int
-    folder: Path
-    arguments: Mapping[str, Mapping[str, Json]]
+    seed: int = 0
+    arguments: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
@@ -270,14 +221,15 @@ class Trial:
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
         """The lines of `predictions.jsonl`, read on first use."""
-        if self.folder.is_file():
-            return [_as_prediction(line) for line in read_lines(self.folder)]
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @property
     def values(self) -> dict[str, Json]:
         """All arguments by name."""
-        return {name: value for own in self.arguments.values() for name, value in own.items()}
+        values: dict[str, Json] = {}
+        for section in self.arguments.values():
+            values |= section
+        return values
 
     @property
     def is_seeded(self) -> bool:
@@ -292,26 +244,28 @@ class Trial:
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by name."""
         depth = self.values.get("num_evidence")
-        reranker = self.values.get("reranker")
         unused = {"runtime", "data", "folder", "place"}
-        unused |= {"corpus", "rerank"} if depth == 0 else set()
-        unused |= {"retriever"} if depth == 0 and self.method not in _OF_NEIGHBORS else set()
-        unused |= {"rerank"} if reranker == "none" else set()
-        used = {
-            name: value
-            for section, values in self.arguments.items()
-            for name, value in values.items()
-            if section not in unused and name not in FREE and (section, name) != _SEED_ARGUMENT
-        }
+        if depth == 0:
+            unused |= {"corpus", "rerank"}
+            if self.method not in _OF_NEIGHBORS:
+                unused.add("retriever")
+        if self.values.get("reranker") == "none":
+            unused.add("rerank")
+        used: dict[str, Json] = {}
+        for section, values in self.arguments.items():
+            if section not in unused:
+                # The seeds of one row's runs differ.
+                free = {*FREE, "seed"} if section == "training" else FREE
+                used |= {name: value for name, value in values.items() if name not in free}
         return used if depth is None else {**used, "num_evidence": depth}
 
 
-def load_run(folder: Path, *, name: str | None = None) -> Trial:
+def load_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
     return load_measures(folder, name=name)[0]
 
 
-def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
+def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
     `name` replaces the folder's.
@@ -320,41 +274,43 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
         ArtifactError: If a file is missing or damaged.
     """
     metrics = read_metrics(folder)
-    path = folder / _ARGUMENTS_FILE
     with reading(folder / PREDICTIONS_FILE, DamageError):
         lines = list(read_lines(folder / PREDICTIONS_FILE))
         if "is_right" in lines[0]:
-            decided = [(RIGHT, RIGHT if line["is_right"] else WRONG) for line in lines]
-            names = [RIGHT, WRONG]
+            labels = [RIGHT] * len(lines)
+            predicted = [RIGHT if line["is_right"] else WRONG for line in lines]
+            names = {RIGHT: None, WRONG: None}
         else:
-            decided = [(str(line["label"]), str(line["prediction"])) for line in lines]
-            names = [name for line in lines for name in line.get("scores") or ()]
-        names = list(dict.fromkeys([*names, *sorted({x for pair in decided for x in pair})]))
-        labels, predicted = zip(*decided, strict=True)
-        run = Trial(
-            metrics["method"],
-            name or folder.name,
-            metrics["task"],
-            int(metrics["seed"]),
+            labels = [str(line["label"]) for line in lines]
+            predicted = [str(line["prediction"]) for line in lines]
+            names = {}
+            for line in lines:
+                names |= dict.fromkeys(line.get("scores") or ())
+        names |= dict.fromkeys(sorted({*labels, *predicted}))
+        run = FinishedRun(
             folder,
-            read_object(path) if path.is_file() else {},
-            metrics,
-            LabelOutcomes(metrics["metric"], labels, predicted, names),
-            digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
+            method=metrics["method"],
+            name=name or folder.name,
+            task=metrics["task"],
+            seed=int(metrics["seed"]),
+            arguments=RunFolder(folder).read_if_there(ARGUMENTS_FILE),
+            metrics=metrics,
+            outcomes=LabelOutcomes(metrics["metric"], labels, predicted, list(names)),
+            examples=digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
         return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
 
 
-def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    wanted = {"": (True, False, None), SUBSETS[0]: (True,), SUBSETS[1]: (False,)}
+def _measures_of_texts(run: FinishedRun, lines: Sequence[Mapping[str, Any]]) -> list[FinishedRun]:
+    overlaps = {SUBSETS[0]: True, SUBSETS[1]: False}
     measures = [run] if "is_right" in lines[0] else []
     for name in run.metrics["metrics"]:
         subset, _, metric = name.rpartition("/")
         key = _TEXT_KEYS.get(metric, metric)
         if key in lines[0]:
-            own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
-            each = [np.atleast_1d(line[key]) for line in own]
-            outcomes = TextOutcomes(metric, np.array(each, np.float64))
+            counted = [x for x in lines if not subset or x.get("is_overlap") is overlaps[subset]]
+            values = np.array([np.atleast_1d(line[key]) for line in counted], np.float64)
+            outcomes = TextOutcomes(metric, values)
             measures.append(replace(run, task=f"{run.task} {name}", outcomes=outcomes))
     return measures
 
@@ -364,7 +320,16 @@ def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[T
 _SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
 
 
-def load_samples(path: Path) -> list[Trial]:
+class SamplesRun(FinishedRun):
+    """One measure of a file of samples, which is its `folder`."""
+
+    @cached_property
+    def predictions(self) -> list[dict[str, Any]]:
+        """The samples as lines of `predictions.jsonl`, read on first use."""
+        return [_as_prediction(line) for line in read_lines(self.folder)]
+
+
+def load_samples(path: Path) -> list[FinishedRun]:
     """Read a task's samples: a run for each measure that is a mean of numbers from 0 to 1.
 
     Its task is such as "boolq acc", or with a filter "gsm8k exact_match,strict-match". A note names
@@ -386,35 +351,55 @@ def load_samples(path: Path) -> list[Trial]:
             mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
             for name in line["metrics"]:
                 samples.setdefault(name + suffix, []).append((mark, line[name]))
-    outcomes: dict[str, tuple[Outcomes, str]] = {}
+    *_, output, model, _ = path.absolute().parts
+    runs = []
+    left_out = []
+    notes: list[str] = []
     for name, lines in samples.items():
         lines.sort(key=lambda pair: pair[0][0])
         marks, values = zip(*lines, strict=True)
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
-            continue  # such as a perplexity
-        result: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
+            left_out.append(name)  # such as a perplexity
+            continue
+        outcomes: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
         if {*values} <= {0, 1}:
             decided = [RIGHT if value else WRONG for value in values]
-            result = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
-        outcomes[name] = (result, digest(marks))
-    if not outcomes:
+            outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
+        run = SamplesRun(
+            path,
+            method=model,
+            name=model,
+            task=f"{task} {name}",
+            arguments={"lm-eval": {"output_path": output}},  # two of one model have two rows
+            metrics={"uses_seed": False, "notes": notes},
+            outcomes=outcomes,
+            examples=digest(marks),
+        )
+        runs.append(run)
+    if not runs:
         raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
-    *_, output, model, _ = path.absolute().parts
-    arguments: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
-    left_out = ", ".join(sorted(samples.keys() - outcomes.keys()))
-    note = f"{task}: {left_out} is left out, since not every sample has a number from 0 to 1"
-    about = {"uses_seed": False, "notes": [note] if left_out else []}
-    return [
-        Trial(model, model, f"{task} {name}", 0, path, arguments, about, result, examples)
-        for name, (result, examples) in outcomes.items()
-    ]
+    if left_out:
+        names = ", ".join(sorted(left_out))
+        notes.append(
+            f"{task}: {names} is left out, since not every sample has a number from 0 to 1"
+        )
+    return [*runs]
 
 
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
-    text = line["arguments"]["gen_args_0"]["arg_0"]
-    said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
-    values = {"text": text, "label": line["target"], "prediction": said}
-    return {"id": str(line["doc_id"]), "evidence": [], "is_right": None, **values}
+    try:
+        text = line["arguments"]["gen_args_0"]["arg_0"]
+    except (KeyError, TypeError):  # not logged, or in another form
+        text = ""
+    return {
+        "id": str(line["doc_id"]),
+        "text": text,
+        "label": line["target"],
+        # The answers are likelihoods.
+        "prediction": ", ".join(f"{name} {line[name]}" for name in line["metrics"]),
+        "is_right": None,
+        "evidence": [],
+    }
 
 
 @dataclass(frozen=True)
@@ -438,7 +423,7 @@ class Group:
     """
 
     title: str
-    runs: Sequence[Trial]
+    runs: Sequence[FinishedRun]
     missing: Sequence[Missing] = ()
     axes: Sequence[str] = ()
     reference: str | None = None
@@ -454,12 +439,12 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     Each folder counts once; unfinished runs outside of grids are left out, with a warning.
 
     Raises:
-        ArtifactError: If a path is no folder, a file is damaged, or there is no finished run.
+        ArtifactError: If a path is not a folder, a file is damaged, or there is no finished run.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir() and not _SAMPLES.fullmatch(path.name):
-            raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
+            raise ArtifactError(f"{path} is not a folder: give a run, a folder of runs, or a grid")
         for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
     groups = []
@@ -485,7 +470,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
 
 def _find(folder: Path) -> Iterator[Path]:
     """Return grids and runs in the order of names, without searching inside of either."""
-    marks = (GRID_FILE, METRICS_FILE, _IDENTITY_FILE)
+    marks = (GRID_FILE, METRICS_FILE, IDENTITY_FILE)
     if _SAMPLES.fullmatch(folder.name) or any((folder / name).is_file() for name in marks):
         yield folder
     elif not (folder / MANIFEST).is_file():  # an artifact holds no runs, and may be large
@@ -498,7 +483,7 @@ def _find(folder: Path) -> Iterator[Path]:
 def load_grid(folder: Path) -> Group:
     """Read a grid's finished and missing runs. A point has one run for each task and seed."""
     grid = read_object(folder / GRID_FILE)
-    runs: list[Trial] = []
+    runs: list[FinishedRun] = []
     missing: list[Missing] = []
     for point in grid["points"]:
         for seed, inner in point["seeds"].items():
@@ -506,9 +491,15 @@ def load_grid(folder: Path) -> Group:
                 runs += load_measures(folder / inner, name=point["name"])
             else:
                 missing.append(Missing(point["name"], point["task"], int(seed)))
-    points = {point["name"]: point["values"] for point in grid["points"]}
-    named = {name: grid[name] for name in ("axes", "reference", "baseline")}
-    return Group(grid["title"], runs, missing, points=points, **named)
+    return Group(
+        grid["title"],
+        runs,
+        missing,
+        axes=grid["axes"],
+        reference=grid["reference"],
+        baseline=grid["baseline"],
+        points={point["name"]: point["values"] for point in grid["points"]},
+    )
 
 
 # Which runs may stand in one table, and in which row.
@@ -516,8 +507,17 @@ def load_grid(folder: Path) -> Group:
 
 # in the order of the paper's Table 2, then our own; others come after, by name
 METHOD_ORDER = (
-    *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid"),
-    *("random", "pgra", "exhaustive", "head"),
+    "icl",
+    "ralm",
+    "knn",
+    "lm-bff",
+    "plain",
+    "rag",
+    "fid",
+    "random",
+    "pgra",
+    "exhaustive",
+    "head",
 )
 # in the paper's order; others come after, by name
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
@@ -527,8 +527,8 @@ _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, an
 _OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {"corpus", "encoder", "neighbor_encoder", "lm", "model_name_or_path", "reader_lm"}
-FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
-_SEED_ARGUMENT = ("training", "seed")  # of one row's runs
+_RULES_OF_RUNS = chain.from_iterable(rules(cls).items() for cls in _OF_RUNS)
+FREE = {name for name, rule in _RULES_OF_RUNS if not rule.decides} - _PATHS
 
 
 def check_comparable(group: Group) -> None:
@@ -539,7 +539,7 @@ def check_comparable(group: Group) -> None:
             method, setting and seed, or are seeds of one row with different settings or corpora;
             both are named.
     """
-    first: dict[tuple[object, ...], tuple[Trial, Mapping[str, object]]] = {}
+    first: dict[tuple[object, ...], tuple[FinishedRun, Mapping[str, object]]] = {}
     for name, run in zip(row_names(group), group.runs, strict=True):
         for shared, values in _must_agree(group, name, run).items():
             before, others = first.setdefault((shared, run.task), (run, values))
@@ -559,7 +559,7 @@ def check_comparable(group: Group) -> None:
 
 
 def _must_agree(
-    group: Group, row: str, run: Trial
+    group: Group, row: str, run: FinishedRun
 ) -> dict[tuple[object, ...], Mapping[str, object]]:
     """Return what must be the same in all runs of a task that share something, by what it is."""
     marks = {name: mark for name in ("dev", "train", "corpus") if (mark := run.fingerprint(name))}
@@ -597,15 +597,13 @@ def row_names(group: Group) -> list[str]:
     """
     if group.points:
         return [run.name for run in group.runs]
-    kinds: dict[tuple[str, str], dict[str, set[str]]] = {}
+    first: dict[tuple[str, str, str], str] = {}
+    varied: dict[str, set[str]] = {run.method: set() for run in group.runs}
     for run in group.runs:
-        known = kinds.setdefault((run.method, run.task), {})
         for name, value in run.settings.items():
-            known.setdefault(name, set()).add(canonical_json(value))
-    varied: dict[str, set[str]] = {}
-    for (method, _), known in kinds.items():
-        found = {name for name, values in known.items() if len(values) > 1}
-        varied[method] = varied.get(method, set()) | found
+            text = canonical_json(value)
+            if first.setdefault((run.method, run.task, name), text) != text:
+                varied[run.method].add(name)
     rows = []
     for run in group.runs:
         names = sorted(varied[run.method] & run.settings.keys())

@@ -58,7 +58,7 @@ def test_a_demo_stands_over_the_base_and_a_file_over_the_one_it_extends(write, t
     assert read_grid(write("inner/one", extends="../third")).base == grid.base
     with pytest.raises(ConfigError, match="extends itself"):
         read_grid(write("loop", extends="loop"))
-    with pytest.raises(ConfigError, match="seed and task are no axes"):
+    with pytest.raises(ConfigError, match="seed and task cannot be axes"):
         read_grid(write("seeds", grid={"seed": [1, 2]}))
 
 

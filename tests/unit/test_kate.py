@@ -14,7 +14,7 @@ from pgra.context import ALONE
 from pgra.data.examples import DataArguments
 from pgra.errors import ArtifactError
 from pgra.methods.stages import Stages
-from pgra.report.results import read_object
+from pgra.run_folder import read_object
 from pgra.runs import Run, evaluate_run, open_method, run
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text

@@ -63,7 +63,7 @@ def write_run(folder, evidence, *, task="reviews", **how):
     return plant(folder, task=task, n=3, wrong=[2], evidence=evidence, **{**about, **how})
 
 
-QUIET = {"device": "cpu", "plots": False}
+QUIET = {"device": "cpu"}
 EVIDENCE = {"pgra": [TEXTS[:3], TEXTS[1:4], TEXTS[:3]], "fid": [TEXTS[3:], TEXTS[:3], TEXTS[2:5]]}
 
 
