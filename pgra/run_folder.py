@@ -148,26 +148,22 @@ class RunFolder:
     def check_identity(
         self,
         asked: Mapping[str, Json],
-        *,
         way_out: str,
-        is_whole: bool = False,
         free: Collection[str] = (),
     ) -> None:
         """Raise an ArtifactError that names the first field in which another run is asked for.
 
         Args:
-            asked: What decides that run, as far as it is known yet.
+            asked: What decides that run, as far as it is known yet: what both have is compared.
             way_out: What the message says to do.
-            is_whole: Whether `asked` is all; else only fields that both have are compared.
             free: Fields that may differ.
         """
         recorded = self.read(IDENTITY_FILE)
-        names = recorded.keys() | asked.keys() if is_whole else recorded.keys() & asked.keys()
-        names -= {*free}
+        names = recorded.keys() & asked.keys() - {*free}
         check_fingerprint(
             self.folder,
-            made={name: recorded.get(name) for name in names},
-            asked={name: asked.get(name) for name in names},
+            made={name: recorded[name] for name in names},
+            asked={name: asked[name] for name in names},
             way_out=way_out,
         )
 

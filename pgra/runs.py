@@ -81,14 +81,14 @@ _PATHS = {  # arguments that may name a file or folder
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run says of a new query.
+    """A run's decision on a new query.
 
     Attributes:
         label: Its label, or the text that was written.
         scores: The probability of each label.
         evidence: What was read beside it, best first.
         exemplars: The examples before it in a prompt, in the prompt's order.
-        details: What else the method says of it, as in `predictions.jsonl`.
+        details: Further entries that the method gives it in `predictions.jsonl`.
     """
 
     query: Example
@@ -214,14 +214,11 @@ class Run(RunFolder):
             decided = self.method.decide(examples)
         answers = []
         for i, example in enumerate(examples):
-            answer = Answer(
-                query=example,
-                label=decided.predictions[i].label,
-                scores=decided.predictions[i].scores,
-                evidence=decided.evidence[i] if decided.evidence else (),
-                exemplars=decided.exemplars[i] if decided.exemplars else (),
-                details=decided.details[i] if decided.details else {},
-            )
+            decision = decided.predictions[i]
+            evidence = decided.evidence[i] if decided.evidence else ()
+            exemplars = decided.exemplars[i] if decided.exemplars else ()
+            details = decided.details[i] if decided.details else {}
+            answer = Answer(example, decision.label, decision.scores, evidence, exemplars, details)
             answers.append(answer)
         return answers
 
@@ -360,9 +357,9 @@ def _corpus_arguments(corpus: Any, artifacts: Path, field_: str) -> dict[str, An
         if corpus.made_by is None:
             raise ConfigError("this corpus was opened by its folder: give its file, or its texts")
         return {**values, **_not_default(corpus.made_by), "corpus": corpus.made_by.sources}
-    if isinstance(corpus, str | Path):
-        return {"corpus": str(corpus)}
-    return {"corpus": str(write_passages(corpus, artifacts / "passages", field_))}
+    if not isinstance(corpus, str | Path):
+        corpus = write_passages(corpus, artifacts / "passages", field_)
+    return {"corpus": str(corpus)}
 
 
 def _not_default(arguments: Arguments) -> dict[str, Any]:
@@ -408,7 +405,7 @@ def run_all(
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        _check_same_run(method, is_whole=False)
+        _check_same_run(method)
     shared.prepare()
     finished: dict[int, Run] = {}
     for seed, args in runs.items():
@@ -438,9 +435,8 @@ def _make(method: Method, notes: Sequence[str], *, may_lack_reader: bool) -> Run
         if args.trains:
             method.fingerprints["reader"] = run.reader_checksum
         measure_run(method, run.folder, "test", record, notes)
-    needs_reader = args.trains
-    if may_lack_reader:
-        needs_reader = needs_reader and (run.reader_folder / WEIGHTS_FILE).is_file()
+    has_weights = (run.reader_folder / WEIGHTS_FILE).is_file()
+    needs_reader = args.trains and (has_weights or not may_lack_reader)
     if is_done and needs_reader:
         read_record(run.folder)  # refuses a damaged one
     if context.is_main:  # a kill after the measurement may have left this undone
@@ -480,31 +476,34 @@ def _fit(method: Method, run: RunFolder, fields: Mapping[str, Json]) -> Mapping[
 
 def identity(method: Method) -> dict[str, Json]:
     """Return all that decides a run's predictions, as far as it is known yet."""
+    fingerprints = {**method.fingerprints}
+    fingerprints.pop("run", None)
+    labels = list(method.data.labels)
+    return {**_names(method), "labels": labels, **method.identity(), **fingerprints}
+
+
+def _names(method: Method) -> dict[str, Json]:
     return {
         "method": method.name(method.args),
         "task": method.data.task.name,
-        "labels": list(method.data.labels),
         "metric": method.data.metric,
         "seed": method.seed,
-        **method.identity(),
-        **{name: value for name, value in method.fingerprints.items() if name != "run"},
     }
 
 
-def _check_same_run(method: Method, *, is_whole: bool = True) -> None:
+def _check_same_run(method: Method) -> None:
     """Raise an ArtifactError if a method's folder holds another run, or one without its record.
 
     It names the arguments that differ, if any do. A run without a checkpoint may be replaced.
-    Unless `is_whole`, not all that decides the run is known yet.
     """
     args = method.args
     run = RunFolder(args.folder)
     if not run.is_begun:
         return
-    asked = identity(method)
+    fields = identity(method)
     way_out = "choose another --output_dir"
     try:
-        run.check_identity(asked, way_out=way_out, is_whole=is_whole)
+        run.check_identity(fields, way_out)
     except ArtifactError:
         before = run.read(ARGUMENTS_FILE)
         changes = []
@@ -514,8 +513,9 @@ def _check_same_run(method: Method, *, is_whole: bool = True) -> None:
                 if canonical_json(old[name]) != canonical_json(new[name]):
                     changes.append(f"--{name} {old[name]} (now {new[name]})")
         # The number of processes is not a flag, but decides some.
-        num_processes = run.read(IDENTITY_FILE).get("num_processes")
-        if not changes or num_processes != asked.get("num_processes"):
+        if not changes or run.read(IDENTITY_FILE).get("num_processes") != fields.get(
+            "num_processes"
+        ):
             raise
         raise ArtifactError(
             f"{run.folder} was made with {', '.join(sorted(changes))}: {way_out}"
@@ -527,11 +527,8 @@ def _check_same_inputs(run: RunFolder, method: Method, *, free: set[str]) -> Non
 
     Fields in `free` may differ, and how many processes trained it.
     """
-    run.check_identity(
-        identity(method),
-        way_out="its data, task or models changed since; restore them, or run it again",
-        free={*free, "num_processes"},
-    )
+    way_out = "its data, task or models changed since; restore them, or run it again"
+    run.check_identity(identity(method), way_out, {*free, "num_processes"})
 
 
 def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
@@ -550,23 +547,15 @@ def measure_run(
     examples = method.data.examples(split)
     with method.timed("evaluation"):
         decided = method.decide(examples)
-    notes = [
-        *_nothing_learnt(method, split, decided, training),
-        *notes,
-        *method.notes(),
-        *decided.notes,
-    ]
+    warnings = _nothing_learnt(method, split, decided, training)
     about: dict[str, Json] = {
-        "method": method.name(method.args),
-        "task": method.data.task.name,
+        **_names(method),
         "split": split,
-        "metric": method.data.metric,
         "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
-        "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),
         "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
         "fingerprints": dict(method.fingerprints),
-        "notes": notes,
+        "notes": [*warnings, *notes, *method.notes(), *decided.notes],
         **decided.metrics,
     }
     if method.context.is_main:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root, wants_help
@@ -53,23 +53,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     words += _make_claims(args, context)
     claims_forecast = _forecast(_parse(words), "first_stage", context)
     claims, claims_effect = _train(CLAIMS, words, context, first=len(READERS) + 1)
+    parts = [
+        ("questions", "Does the LM find what answers a question?", questions, effect),
+        (
+            "reviews",
+            "Does a T5 decide reviews better with what the LM picks?",
+            reviews,
+            [reviews_forecast, reviews_effect],
+        ),
+        (
+            "claims",
+            "And claims, which the corpus makes true or false?",
+            claims,
+            [claims_forecast, claims_effect],
+        ),
+    ]
     studies = []
-    for what, runs in (("questions", questions), ("claims", claims), ("reviews", reviews)):
+    for what, question, runs, lines in parts:
         group = Group(f"The demo's {what}", runs, points={run.name: {} for run in runs})
         studies.append(compare_runs(group, baseline=runs[0].name))
-    answers = {
-        "Does the LM find what answers a question?": effect,
-        "Does a T5 decide reviews better with what the LM picks?": [
-            reviews_forecast,
-            reviews_effect,
-        ],
-        "And claims, which the corpus makes true or false?": [claims_forecast, claims_effect],
-    }
-    page = args.folder / "report.html"
-    lead = "\n\n".join(" ".join([question, *lines]) for question, lines in answers.items())
-    write_page(page, studies, title="Prompt-guided retrieval: the demo", lead=lead)
-    for question, lines in answers.items():
         say("\n  ".join([f"\n{question}", *lines]))
+    page = args.folder / "report.html"
+    lead = "\n\n".join(" ".join([question, *lines]) for _, question, _, lines in parts)
+    write_page(page, studies, title="Prompt-guided retrieval: the demo", lead=lead)
     say(f"\nTo look through examples: open {page}")
     return 0
 
@@ -99,8 +105,8 @@ def _train(
         runs.append(load_run(run(args, context).folder, name=name))
     alone, read = runs
     return runs, (
-        f"Trained, {read.name} is right on {_percent(read.value)}, {alone.name} on "
-        f"{_percent(alone.value)}: {_verdict(runs)}."
+        f"Trained, {read.name} is right on {100 * read.value:.1f} %, {alone.name} on "
+        f"{100 * alone.value:.1f} %: {_verdict(runs)}."
     )
 
 
@@ -130,10 +136,10 @@ def _rank_questions(
         is_hit, *_, in_reach = stages.find_answers("test", evidence).values()
         hits.append(np.array(is_hit))
         lines = []
-        for example, passages in zip(stages.data.examples("test"), evidence, strict=True):
-            first = passages[0].text if passages else ""
-            line = {"text": example.text, "prediction": first, "evidence": []}
-            lines.append({**vars(example), **line})
+        for question, passages in zip(stages.data.examples("test"), evidence, strict=True):
+            text = passages[0].text if passages else ""
+            line = {"text": question.text, "prediction": text, "evidence": []}
+            lines.append({**vars(question), **line})
         run = FinishedRun(
             args.folder / "questions" / stage_args.rerank.reranker,
             method="search",
@@ -145,14 +151,16 @@ def _rank_questions(
         )
         write_lines(run.folder / PREDICTIONS_FILE, lines)
         runs.append(run)
+    before, after, in_all = 100 * np.array([*hits, in_reach]).mean(axis=1)
+    effect = (
+        f"BM25's first passage answers {before:.1f} % of {len(lines)} questions; of its first "
+        f"{args.retriever.num_candidates} the LM's choice does {after:.1f} %, any {in_all:.1f} %: "
+        f"{_verdict(runs)}."
+    )
     gained = int(np.argmax(hits[1] - hits[0]))
-    before, after = (run.predictions[gained] for run in runs)
-    return runs, [
-        f"BM25's first passage answers {_percent(runs[0].value)} of {len(lines)} questions; of "
-        f"its first {args.retriever.num_candidates} the LM's choice does "
-        f"{_percent(runs[1].value)}, any {_percent(np.mean(in_reach))}: {_verdict(runs)}.",
-        f"{before['text']!r}: BM25 has {before['prediction']!r}, the LM {after['prediction']!r}.",
-    ]
+    first, second = (run.predictions[gained] for run in runs)
+    example = f"BM25 has {first['prediction']!r}, the LM {second['prediction']!r}."
+    return runs, [effect, f"{first['text']!r}: {example}"]
 
 
 def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
@@ -196,7 +204,3 @@ def _verdict(runs: "Sequence[FinishedRun]") -> str:
         f"{100 * gap.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}, p "
         f"{gap.p:.3f}), {noise}"
     )
-
-
-def _percent(share: Any) -> str:
-    return f"{100 * share:.1f} %"

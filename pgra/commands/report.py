@@ -44,7 +44,7 @@ class ReportArguments(Arguments):
     )
     samples: int | None = arg(
         None,
-        "Show this many queries with what each run read and said; those that differ come first.",
+        "Show this many queries with what each run read and answered; differing ones first.",
         least=1,
     )
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write_page(
     path: Path, studies: "Sequence[Study]", *, title: str | None = None, lead: str = ""
 ) -> None:
-    """Write the HTML page of some studies, with examples of what their runs read and said."""
+    """Write the HTML page of some studies, with examples of what their runs read and answered."""
     from pgra.report.tables import render_page
 
     title = title or ", ".join(study.group.title for study in studies)

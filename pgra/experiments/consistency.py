@@ -8,8 +8,7 @@ the score of evidence that all had the commonest label of the queries (69 % on C
 paper's scores are 69.0 to 69.3 %), and *chance*, that of evidence unrelated to its query: the sum
 of the labels' shares of the queries times their shares of the evidence. See docs/worth.md.
 
-DIR/consistency.json                  scores
-DIR/consistency.md, .csv              the same as tables (.csv: the scores)
+DIR/consistency.md, .csv              tables (.csv: the scores)
 DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line; the
                                       checksum is the labeler's
 """
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import digest, file_checksum, set_aside, write_json, write_lines, write_text
+from pgra.artifacts import digest, file_checksum, set_aside, write_lines, write_text
 from pgra.errors import ConfigError, DamageError, DataError
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
@@ -37,7 +36,6 @@ from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
-CONSISTENCY_FILE = "consistency.json"
 TABLES_FILE = "consistency.md"
 _SEED = 0
 _SAVED_EVERY = 10_000
@@ -61,7 +59,6 @@ class Consistency:
         shares: Share of consistent evidence of each of these queries, in 0..1.
         queries: How many queries have 0, 1, ... d consistent evidence, (d + 1,).
         right: How many of these were decided rightly.
-        pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
     """
 
     name: str
@@ -72,7 +69,6 @@ class Consistency:
     right: _Counts
     majority: float
     chance: float
-    pseudo_labels: Mapping[str, float]
 
     @property
     def depth(self) -> int:
@@ -89,22 +85,9 @@ class Consistency:
         """The score's 95 % interval over resamples of the queries (Efron 1979)."""
         return interval_95(bootstrap_mean(self.shares, seed=_SEED))
 
-    def as_json(self) -> dict[str, Json]:
-        """Return all of it but the single queries."""
-        return {
-            "name": self.name,
-            "task": self.task,
-            "majority": self.majority,
-            "chance": self.chance,
-            "pseudo_labels": self.pseudo_labels,
-            "queries": len(self.shares),
-            "score": self.score,
-            "interval_95": list(self.interval),
-        }
-
 
 def measure_consistency(
-    name: str, task: str, lines: Lines, pseudo_labels: Mapping[str, str], *, labels: Sequence[str]
+    name: str, task: str, lines: Lines, pseudo_labels: Mapping[str, str]
 ) -> Consistency:
     """Compare the pseudo-labels of a run's evidence, by text, with its queries' labels.
 
@@ -118,7 +101,6 @@ def measure_consistency(
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
     of_queries = Counter(truth)
     of_evidence = Counter(chain.from_iterable(evidence))
-    total = of_evidence.total()
     num_bins = sizes.max() + 1
     return Consistency(
         name,
@@ -128,8 +110,8 @@ def measure_consistency(
         queries=np.bincount(counts, minlength=num_bins),
         right=np.bincount(counts[is_right], minlength=num_bins),
         majority=max(of_queries.values()) / len(lines),
-        chance=sum(of_queries[x] * of_evidence[x] for x in labels) / (len(lines) * total),
-        pseudo_labels={label: of_evidence[label] / total for label in labels},
+        chance=sum(of_queries[x] * of_evidence[x] for x in of_queries)
+        / (len(lines) * of_evidence.total()),
     )
 
 
@@ -222,11 +204,6 @@ class Labeler:
     home: Path
     record: ReaderRecord
 
-    @property
-    def checksum(self) -> str:
-        """Checksum of its record, which holds those of its weights."""
-        return file_checksum(self.home / RECORD_FILE)
-
 
 def open_labeler(folder: Path) -> Labeler:
     """Open a finished run of `--num_evidence 0`, or its reader's folder.
@@ -248,7 +225,8 @@ def label_texts(
     Labels are kept in `folder` for other calls, whose texts are returned too, and saved as they
     come.
     """
-    path = folder / f"{labeler.record.task}-{labeler.checksum[:12]}.jsonl"
+    checksum = file_checksum(labeler.home / RECORD_FILE)  # which holds those of its weights
+    path = folder / f"{labeler.record.task}-{checksum[:12]}.jsonl"
     probabilities: dict[str, dict[str, float]] = {}
     try:
         for row in read_lines(path) if path.is_file() else ():
@@ -313,9 +291,8 @@ def report_consistency(
         evidence = chain.from_iterable(line["evidence"] for line in lines)
         texts = [passage["text"] for passage in evidence]
         pseudo = label_texts(labeler, texts, output_dir / "pseudo_labels", device=device)
-        labels = labeler.record.labels
         for name, lines_of_row in lines_of.items():
-            measured.append(measure_consistency(name, task, lines_of_row, pseudo, labels=labels))
+            measured.append(measure_consistency(name, task, lines_of_row, pseudo))
     names = list(dict.fromkeys(name for _, name in rows))
     base = study.baseline if study.baseline in names else names[0]
     reference = load_reference("T10")
@@ -334,12 +311,6 @@ def report_consistency(
         tables.append(count_table([run for run in measured if run.task == task]))
     text = "\n\n".join(table.to_markdown() for table in tables)
     write_text(output_dir / TABLES_FILE, text + "\n")
-    values = {
-        "baseline": base,
-        "labelers": {task: labeler.checksum for task, labeler in labelers_of.items()},
-        "runs": [run.as_json() for run in measured],
-    }
-    write_json(output_dir / CONSISTENCY_FILE, values)
     return measured
 
 

@@ -104,13 +104,10 @@ class WorthStudy:
         """
         most = args.retriever.num_candidates
         self.depths = sorted({min(depth, most) for depth in options.depths})
-        reranker = args.rerank.reranker
-        is_ours = any(reranker == source["reranker"] for source in SOURCES.values())
-        names = options.sources or [*SOURCES]
-        if not options.sources and not is_ours:
-            names.append("given")
-        of_run = {name: vars(args.rerank)[name] for name in ("reranker", "similarity")}
-        of_run["topic_weight"] = args.rerank.topic_weight
+        rerank = vars(args.rerank)
+        of_run = {name: rerank[name] for name in ("reranker", "similarity", "topic_weight")}
+        is_ours = of_run["reranker"] in {source["reranker"] for source in SOURCES.values()}
+        names = options.sources or [*SOURCES, *(() if is_ours else ["given"])]
         self.sources = {name: {"topic_weight": 0.0, **SOURCES.get(name, of_run)} for name in names}
         # Opening a method fills in what is not given.
         args = RunArguments(copy.deepcopy(args.sections))
@@ -140,14 +137,16 @@ class WorthStudy:
         training = self.args.sections.get("training")
         identity = self.method.identity()
         identity |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
-        given = None
-        if not is_ours or args.rerank_options:
-            given = dict(self._stages(self.args, data.train).reranker.fingerprint)
         self.fingerprint: dict[str, Any] = {
-            **{name: value for name, value in identity.items() if not hasattr(training, name)},
+            name: value for name, value in identity.items() if not hasattr(training, name)
+        }
+        reranker = None
+        if not is_ours or args.rerank_options:
+            reranker = dict(self._stages(self.args, data.train).reranker.fingerprint)
+        self.fingerprint |= {
             **options.deciding(),
             "sources": self.sources,
-            "given": given,
+            "given": reranker,
             "candidates": [digest(c.rows.tolist()) for c in (self.candidates, self.drawn)],
         }
 

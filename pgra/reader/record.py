@@ -19,7 +19,6 @@ from pgra.artifacts import (
 )
 from pgra.context import Context
 from pgra.data.read import fetch_folder
-from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.parallel import Turn
@@ -102,7 +101,6 @@ def read_record(folder: Path) -> ReaderRecord:
         if values["format"] != FORMAT:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         record = msgspec.convert(values, ReaderRecord)
-        check_slots(f"layout.template of {path}", record.layout.template, record.inputs)
         for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
@@ -183,7 +181,6 @@ class Reader:
             DataError: If a query does not fit the task, or evidence is not texts.
         """
         record = self.record
-        tokenizer = self.classifier.tokenizer
         examples = read_queries(as_list("queries", queries), record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(
@@ -197,7 +194,11 @@ class Reader:
                 f"evidence holds {len(evidence)} lists for {len(examples)} queries: give one each"
             )
         inputs = build_inputs(
-            examples, evidence, tokenizer, record.verbalizer, layout=record.layout
+            examples,
+            evidence,
+            self.classifier.tokenizer,
+            record.verbalizer,
+            layout=record.layout,
         )
         with self.busy:  # of several threads one at a time
             return self.classifier.predict(inputs, Context())

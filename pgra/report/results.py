@@ -77,8 +77,8 @@ class Decisions:
 
     Attributes:
         evidence: The passages that were read with each example.
-        exemplars: The labelled examples in each one's prompt.
-        details: Further entries of each one's line in `predictions.jsonl`.
+        exemplars: The labelled examples in the prompt of each example.
+        details: Further entries of each example's line in `predictions.jsonl`.
         notes: What a reader of the numbers must know.
         metrics: Further entries of `metrics.json`.
         values: Metrics by name, where labels alone do not give them.
@@ -339,7 +339,7 @@ def load_samples(path: Path) -> list[FinishedRun]:
         ArtifactError: If there is no such measure, or the file cannot be read.
     """
     task = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_")
-    samples: dict[str, list[tuple[list[Any], Any]]] = {}
+    samples: dict[str, list[list[Any]]] = {}
     with reading(path, DamageError):
         for line in read_lines(path):
             if "metrics" not in line:
@@ -348,16 +348,16 @@ def load_samples(path: Path) -> list[FinishedRun]:
                     "which does not say what its measures are: make it with a newer one"
                 )
             suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
-            mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
             for name in line["metrics"]:
-                samples.setdefault(name + suffix, []).append((mark, line[name]))
+                sample = [line[key] for key in ("doc_id", "doc_hash", "target_hash", name)]
+                samples.setdefault(name + suffix, []).append(sample)
     *_, output, model, _ = path.absolute().parts
     runs = []
     left_out = []
     notes: list[str] = []
     for name, lines in samples.items():
-        lines.sort(key=lambda pair: pair[0][0])
-        marks, values = zip(*lines, strict=True)
+        lines.sort(key=lambda sample: sample[0])
+        values = [sample.pop() for sample in lines]
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
             left_out.append(name)  # such as a perplexity
             continue
@@ -373,7 +373,7 @@ def load_samples(path: Path) -> list[FinishedRun]:
             arguments={"lm-eval": {"output_path": output}},  # two of one model have two rows
             metrics={"uses_seed": False, "notes": notes},
             outcomes=outcomes,
-            examples=digest(marks),
+            examples=digest(lines),
         )
         runs.append(run)
     if not runs:
@@ -564,15 +564,14 @@ def _must_agree(
     """Return what must be the same in all runs of a task that share something, by what it is."""
     marks = {name: mark for name in ("dev", "train", "corpus") if (mark := run.fingerprint(name))}
     settings = {name: value for name, value in run.settings.items() if name not in _PATHS}
-    alike: dict[tuple[object, ...], Mapping[str, object]] = {
-        ("measures",): {
-            "metric": run.metric,
-            "split": run.metrics.get("split"),
-            "labels": ", ".join(sorted(run.labels)),
-            "test set": f"{run.examples[:8]}, n = {run.n}",
-        },
-        (f"seeds of '{row}'",): {**settings, **_only(marks, "corpus")},
+    alike: dict[tuple[object, ...], Mapping[str, object]] = {}
+    alike["measures",] = {
+        "metric": run.metric,
+        "split": run.metrics.get("split"),
+        "labels": ", ".join(sorted(run.labels)),
+        "test set": f"{run.examples[:8]}, n = {run.n}",
     }
+    alike[f"seeds of '{row}'",] = {**settings, **_only(marks, "corpus")}
     varies_data = {*group.axes} & {*rules(DataArguments)}
     # It learns from the task's train and dev set, not from a few shots of both.
     is_divided = "dev" in marks and not run.fingerprint("demonstrations")
