@@ -152,6 +152,8 @@ def test_two_outputs_of_lm_eval_are_compared_by_the_paired_test(tmp_path, capsys
     assert float(rows["average acc"]["value"]) == pytest.approx(95)
     assert main(["report", str(tmp_path), "--samples", "1"]) == 0
     assert "arc_easy, 37: question 37" in capsys.readouterr().out  # they differ on it
+    bare = write_samples(tmp_path / "bare" / "m", "boolq", (), arguments=[])
+    assert main(["report", str(bare), "--samples", "1"]) == 0  # without their prompts
     assert main(["report", str(write_samples(tmp_path / "no", "boolq", (), metrics=["ppl"]))]) == 2
     assert "no measure of each sample from 0 to 1" in capsys.readouterr().err
 
