@@ -228,14 +228,15 @@ def label_texts(
     checksum = file_checksum(labeler.home / RECORD_FILE)  # which holds those of its weights
     path = folder / f"{labeler.record.task}-{checksum[:12]}.jsonl"
     probabilities: dict[str, dict[str, float]] = {}
-    try:
-        for row in read_lines(path) if path.is_file() else ():
-            if row.pop("digest", None) != digest(row):
-                raise DamageError(f"{path} is damaged")
-            probabilities[row["text"]] = row["scores"]
-    except DamageError as error:
-        set_aside(path, error.what)
-        probabilities = {}
+    if path.is_file():
+        try:
+            for row in read_lines(path):
+                if row.pop("digest", None) != digest(row):
+                    raise DamageError(f"{path} is damaged")
+                probabilities[row["text"]] = row["scores"]
+        except DamageError as error:
+            set_aside(path, error.what)
+            probabilities = {}
     missing = [text for text in dict.fromkeys(texts) if text not in probabilities]
     logger.info("labeler %s: %d texts, %d to read", labeler.home, len(texts), len(missing))
     if missing:

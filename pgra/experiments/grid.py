@@ -256,8 +256,10 @@ def make_runs(
             is_drawn = find_method(args.runtime.method).uses_seed(args)
         except ConfigError as error:
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
-        own_seeds = seeds or point.seeds or grid.seeds
-        for seed in own_seeds if is_drawn else own_seeds[:1]:
+        of_point = seeds or point.seeds or grid.seeds
+        if not is_drawn:
+            of_point = of_point[:1]
+        for seed in of_point:
             folder = home / point.folder / f"seed-{seed}"
             changed = args.change(args.home, output_dir=str(folder), seed=seed)
             runs.append(GridRun(folder, point, task, changed))

@@ -107,8 +107,11 @@ class WorthStudy:
         rerank = vars(args.rerank)
         of_run = {name: rerank[name] for name in ("reranker", "similarity", "topic_weight")}
         is_ours = of_run["reranker"] in {source["reranker"] for source in SOURCES.values()}
-        names = options.sources or [*SOURCES, *(() if is_ours else ["given"])]
-        self.sources = {name: {"topic_weight": 0.0, **SOURCES.get(name, of_run)} for name in names}
+        every = list(SOURCES) if is_ours else [*SOURCES, "given"]
+        self.sources = {
+            name: {"topic_weight": 0.0, **SOURCES.get(name, of_run)}
+            for name in options.sources or every
+        }
         # Opening a method fills in what is not given.
         args = RunArguments(copy.deepcopy(args.sections))
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
@@ -127,8 +130,10 @@ class WorthStudy:
         order = np.random.default_rng(_SEED).permutation(len(data.train))
         self.queries = [data.train[i] for i in sorted(order[: options.num_queries].tolist())]
         self.data = replace(data, train=self.queries, dev=(), test=())
-        numbers = {label: number for number, label in enumerate(data.labels)}
-        self.targets = np.array([numbers.get(str(query.label), 0) for query in self.queries])
+        targets = [0] * len(self.queries)
+        if data.labels:
+            targets = [data.labels.index(str(query.label)) for query in self.queries]
+        self.targets = np.array(targets)
         self.folds = stratified_folds(self.targets, [query.text for query in self.queries])
         drawing = replace(args.retriever, retriever="random", index_dir=None)
         control = self.args.having(retriever=drawing, retriever_options=None)
