@@ -7,7 +7,7 @@ python ablations/label_consistency.py runs/pgra runs/fid --labeler runs/plain \
 import sys
 
 from pgra.cli import run
-from pgra.commands.report import consistency
+from pgra.commands.worth import consistency
 
 if __name__ == "__main__":
     sys.exit(run(consistency))

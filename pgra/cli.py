@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "memory": ("memory", "keep what users corrected, and use it on the next like question"),
     "serve": ("serve", "serve reranking, search, labels and a memory's page over HTTP"),
     "mcp": ("serve:agents", "give agents a memory and a reranker, over stdio"),
-    "worth": ("plan:worth", "measure what evidence is worth to a reader, before or after training"),
+    "worth": ("worth", "measure what evidence is worth to a reader, before or after training"),
     "ablate": ("ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "report": ("report", "put runs into one table or figure, with tests"),
     "demo": ("demo", "see it at work on real models and real text, in three minutes"),

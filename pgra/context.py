@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pgra.errors import ModelError
 from pgra.parallel import LONGEST_WAIT, Worker, cpu_group, wait_for_all
@@ -22,15 +21,15 @@ def check_device(name: object, *, is_used: bool = True) -> None:
     import torch
 
     count = torch.cuda.device_count() if name.startswith("cuda") else 0
-    there = [f"cuda:{number}" for number in range(count)]
-    if there and name in ("cuda", *there) and not is_used:
+    gpus = [f"cuda:{number}" for number in range(count)]
+    if gpus and name in ("cuda", *gpus) and not is_used:
         return
     try:
         torch.empty(0, device=torch.device(name))
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
-        wanted = ", ".join([*there, "auto or cpu"])
-        raise ModelError(f"cannot use device '{name}': {reason}. Use {wanted}.") from None
+        usable = ", ".join([*gpus, "auto or cpu"])
+        raise ModelError(f"cannot use device '{name}': {reason}. Use {usable}.") from None
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Context:
         barrier: Waits until all processes are there.
         artifacts: Root of what is computed once and shared by runs.
         device: "auto", "cpu", "cuda:1", ...; a ModelError if it is not there.
-        shared: What the runs of one command keep in memory: the LM of the run before.
     """
 
     worker: Worker = field(default_factory=Worker)
@@ -49,10 +47,8 @@ class Context:
     artifacts: Path = Path("artifacts")
     device: str = "auto"
     progress: bool = True
-    shared: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "artifacts", Path(self.artifacts))  # callers give texts too
         check_device(self.device, is_used=False)
 
     @property

@@ -1,194 +1,173 @@
-"""A run's folder: its records and checks, its reader's model card, and the reader's way to the hub.
+"""A run's folder: the names of its files, and reading them with checks.
 
-`pgra.runs` says what each file is. The card (`README.md`, by the template in `configs/cards/`) is
-written from the run's files alone, and names no folder of this machine.
+run.json              what decides the run; the same command continues, another is refused
+arguments.json        all arguments
+prompt.txt            a prompt as the LM sees it
+losses.jsonl          the loss of every step
+checkpoint-N/         to resume from, until the run is finished
+training.json         what was decided on the dev set
+reader/               the best reader: a plain model folder with pgra.json and its model card
+predictions.jsonl     a line for each test example
+metrics.json          written last, with the checksums of the other files
 """
 
+import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
-from pgra import __version__
 from pgra.artifacts import (
-    TemporaryFolder,
-    canonical_json,
     check_fingerprint,
     digest,
     find_damage,
-    without_folders,
+    read_sealed,
+    record_files,
     write_sealed,
-    write_text,
 )
-from pgra.config import config_root
-from pgra.data.read import push_folder
-from pgra.errors import ArtifactError, DamageError
-from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.report.results import FREE, METRICS_FILE, read_metrics, read_object
+from pgra.errors import ArtifactError, DamageError, reading
 from pgra.types import Json
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
-TRAINING_FILE = "training.json"
 PROMPT_FILE = "prompt.txt"
-CARD_FILE = "README.md"
+LOSSES_FILE = "losses.jsonl"
+TRAINING_FILE = "training.json"
+PREDICTIONS_FILE = "predictions.jsonl"
+METRICS_FILE = "metrics.json"
+READER_FOLDER = "reader"
+RECORD_FILE = "pgra.json"  # in it, written last: what the reader is, and its files' checksums
 WEIGHTS_FILE = "model.safetensors"
+CARD_FILE = "README.md"
+_CHECKPOINTS = "checkpoint-*"
+# what was decided before the predictions
+DECIDING_FILES = (
+    IDENTITY_FILE,
+    ARGUMENTS_FILE,
+    TRAINING_FILE,
+    LOSSES_FILE,
+    f"{READER_FOLDER}/{RECORD_FILE}",
+)
 
 
-def check_same_run(
-    folder: Path,
-    asked: Mapping[str, Json],
-    arguments: Mapping[str, Mapping[str, Json]],
-    *,
-    is_whole: bool = True,
-) -> None:
-    """Raise an ArtifactError if a folder holds another run, or one that lost its record.
-
-    It names the `arguments` that differ, if any do. A run without a checkpoint may be replaced.
-    Unless `is_whole`, only known fields are compared.
-    """
-    begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
-    if not any(item.exists() for item in begun):
-        return
-    made = read_object(folder / IDENTITY_FILE)
-    if not is_whole:
-        made = {name: value for name, value in made.items() if name in asked}
-    way_out = "choose another --output_dir"
-    try:
-        check_fingerprint(folder, made=made, asked=asked, way_out=way_out)
-    except ArtifactError:
-        before = read_object(folder / ARGUMENTS_FILE)
-        changes = []
-        for section, new in arguments.items():
-            old = before.get(section, {})
-            for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
-                if canonical_json(old[name]) != canonical_json(new[name]):
-                    changes.append(f"--{name} {old[name]} (now {new[name]})")
-        # The number of processes is no flag, but decides some.
-        if not changes or made.get("num_processes") != asked.get("num_processes"):
-            raise
-        raise ArtifactError(
-            f"{folder} was made with {', '.join(sorted(changes))}: {way_out}"
-        ) from None
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read an object a line; a DamageError if a line is not an object."""
+    with path.open(encoding="utf-8") as file, reading(path, DamageError):
+        for text in file:
+            yield dict(json.loads(text))
 
 
-def check_same_inputs(
-    folder: Path, asked: Mapping[str, Json], *, free: Collection[str] = ()
-) -> None:
-    """Raise an ArtifactError if a run's inputs changed.
-
-    Fields in `free` may differ, and how many processes trained it.
-    """
-    made = read_object(folder / IDENTITY_FILE)
-    both = {*asked} & {*made} - {*free, "num_processes"}
-    check_fingerprint(
-        folder,
-        made={name: made[name] for name in both},
-        asked={name: asked[name] for name in both},
-        way_out="its data, task or models changed since; restore them, or run it again",
-    )
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Delete a run's checkpoints: they only serve to resume, and many runs' would fill a disk."""
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-
-
-def reader_checksum(folder: Path) -> str:
-    """Return a digest of a run's weights, by the checksums in its reader's record."""
-    files = read_object(folder / READER_FOLDER / RECORD_FILE)["files"]
-    return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
-
-
-def read_training(folder: Path) -> dict[str, Any] | None:
-    """Return the record of a finished training; None if it is not finished."""
-    names = (TRAINING_FILE, f"{READER_FOLDER}/{RECORD_FILE}")
-    is_whole = all((folder / name).is_file() for name in names)
-    return read_object(folder / TRAINING_FILE) if is_whole else None
-
-
-def check_reader(folder: Path) -> None:
-    """Compare a run's reader with its record; a DamageError names a file that differs."""
-    home = folder / READER_FOLDER
-    for name, what in find_damage(home, read_object(home / RECORD_FILE)["files"]):
-        raise DamageError(f"{home / name} {what}", "train again in another folder")
-
-
-# For others: the model card and the hub.
-
-
-def write_card(run: Path) -> None:
-    """Write a finished run's model card into its reader's folder.
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a record.
 
     Raises:
-        ArtifactError: If the run is not finished, or damaged.
+        ArtifactError: If it is missing.
+        DamageError: If it is not what was written.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
-    from pgra.reader.record import OWN_INPUTS
-
-    check_reader(run)
-    identity = read_object(run / IDENTITY_FILE)
-    metrics = read_metrics(run)
-    arguments = without_folders(read_object(run / ARGUMENTS_FILE))
-    method = identity["method"]
-    task = metrics["task"]
-    metric = metrics["metric"]
-    repo, at, _ = str(identity["reader_weights"]).partition("@")
-    kind = "text-classification" if identity["labels"] else "question-answering"
-    result = EvalResult(
-        task_type=kind,
-        dataset_type=arguments["data"]["dataset_name"] or task,
-        dataset_name=task,
-        dataset_split=metrics["split"],
-        metric_type=metric,
-        metric_value=round(float(metrics["value"]), 6),
-    )
-    data = ModelCardData(  # the licence is left to the base model's
-        base_model=repo if at else None,  # of the hub
-        library_name="transformers",
-        pipeline_tag=kind,
-        tags=["pgra", method],
-        metrics=[metric],
-        model_name=f"{task}-{method}",
-        eval_results=[result],
-    )
-    fields = Formatter().parse(str(identity["reader_template"]))
-    card = ModelCard.from_template(
-        data,
-        template_path=str(config_root() / "cards" / "reader.md"),
-        method=method,
-        base=repo if at else arguments["reader"]["model_name_or_path"],
-        has_own_inputs=method in OWN_INPUTS,
-        identity=identity,
-        result=metrics,
-        arguments=arguments,
-        fields=", ".join(f"{name}=..." for _, name, _, _ in fields if name),
-        versions={"pgra": __version__, **metrics["versions"]},
-    )
-    write_text(run / READER_FOLDER / CARD_FILE, f"{card.content.rstrip()}\n")
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
+    return read_sealed(path)
 
 
-def push_run(run: Path, repo: str, *, private: bool | None = None) -> str:
-    """Upload a finished run's reader with its model card; return the address of the commit.
-
-    The card is written again. The record that is uploaded names no folder of this machine.
+def read_metrics(folder: Path, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Read `metrics.json`, and compare it and the files beside it (`names`; None: all).
 
     Raises:
-        ConfigError: If there is no token, or the hub refuses it, the id or the upload.
+        ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
-    write_card(run)
-    reader = run / READER_FOLDER
-    copy = TemporaryFolder()
-    for path in reader.glob("[!.]*"):
-        if path.name != RECORD_FILE:
-            (copy.path / path.name).symlink_to(path.resolve())
-    record = read_object(reader / RECORD_FILE)
-    for name in ("arguments", "fingerprints"):
-        record[name] = without_folders(record[name])
-    write_sealed(copy.path / RECORD_FILE, record)
-    metrics = read_metrics(run)
-    message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
-    return push_folder(run, copy.path, repo, message, private=private)
+    metrics = read_object(folder / METRICS_FILE)
+    files = metrics.get("files", {})
+    compared = {name: files[name] for name in files if names is None or name in names}
+    for name, what in find_damage(folder, compared):
+        raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
+    return metrics
+
+
+def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
+    """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
+    files = record_files(folder, [name for name in names if (folder / name).is_file()])
+    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, whatever is there yet.
+
+    `pgra.runs.Run`, which decides queries, `FinishedRun`, a row of a table, and `GridRun`, which
+    may not have begun, are each one.
+    """
+
+    folder: Path
+
+    @property
+    def reader_folder(self) -> Path:
+        """The folder of the trained reader."""
+        return self.folder / READER_FOLDER
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it holds what another run must not replace; without a checkpoint nothing is."""
+        begun = [self.reader_folder, self.folder / METRICS_FILE, *self.folder.glob(_CHECKPOINTS)]
+        return any(path.exists() for path in begun)
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether its reader is trained; the weights may have been deleted since."""
+        return (self.reader_folder / RECORD_FILE).is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was measured."""
+        return (self.folder / METRICS_FILE).is_file()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Read a record by its file's name; errors are those of `read_object`."""
+        return read_object(self.folder / name)
+
+    def read_if_there(self, name: str) -> dict[str, Any]:
+        """Read a record; nothing if there is none."""
+        return self.read(name) if (self.folder / name).is_file() else {}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Content of `training.json`: the dev set's value and its step; empty without training."""
+        return self.read_if_there(TRAINING_FILE)
+
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        """Content of `predictions.jsonl`, a dict for each test example."""
+        return list(read_lines(self.folder / PREDICTIONS_FILE))
+
+    @property
+    def reader_checksum(self) -> str:
+        """A digest of the reader's weights, by the checksums in its record."""
+        files = self.read(f"{READER_FOLDER}/{RECORD_FILE}")["files"]
+        return digest({n: files[n]["xxh3"] for n in files if n.endswith(".safetensors")})
+
+    def check_identity(
+        self,
+        asked: Mapping[str, Json],
+        way_out: str,
+        free: Collection[str] = (),
+    ) -> None:
+        """Raise an ArtifactError that names the first field in which another run is asked for.
+
+        Args:
+            asked: What decides that run, as far as it is known yet: what both have is compared.
+            way_out: What the message says to do.
+            free: Fields that may differ.
+        """
+        recorded = self.read(IDENTITY_FILE)
+        names = recorded.keys() & asked.keys() - {*free}
+        check_fingerprint(
+            self.folder,
+            made={name: recorded[name] for name in names},
+            asked={name: asked[name] for name in names},
+            way_out=way_out,
+        )
+
+    def remove_checkpoints(self) -> None:
+        """Delete the checkpoints, which only serve to resume: many runs' would fill a disk."""
+        for checkpoint in self.folder.glob(_CHECKPOINTS):
+            shutil.rmtree(checkpoint)

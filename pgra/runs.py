@@ -1,16 +1,8 @@
 """A run: a method on a task with a seed, in a folder that can be resumed, measured and asked again.
 
-run.json              what decides the run; the same command continues, another is refused
-arguments.json        all arguments
-prompt.txt            a prompt as the LM sees it
-losses.jsonl          the loss of every step
-checkpoint-N/         to resume from, until the run is finished
-training.json         what was decided on the dev set
-reader/               the best reader: a plain model folder with pgra.json and its model card
-predictions.jsonl, metrics.json
-
-Several seeds: seed-N/ is a run each, unless the folder's name holds {seed}. What is given from
-Python in memory becomes files of ARTIFACTS/given, since a run reads them again later.
+`pgra.run_folder` lists its files. Several seeds: seed-N/ is a run each, unless the folder's name
+holds {seed}. What is given from Python in memory becomes files of ARTIFACTS/given, since a run
+reads them again later.
 """
 
 import logging
@@ -30,47 +22,38 @@ from pgra.artifacts import (
     write_sealed,
     write_text,
 )
+from pgra.config import Arguments
 from pgra.context import ALONE, Context
 from pgra.data.corpus import Corpus, CorpusArguments, write_passages
 from pgra.data.examples import ExampleRows, open_rows, read_split
 from pgra.data.read import fetch_folder, is_on_hub
-from pgra.data.tasks import AnyTask, TaskBase, load_any_task, measure_labels
+from pgra.data.tasks import AnyTask, load_any_task, measure_labels
 from pgra.errors import ArtifactError, ConfigError, reading
+from pgra.experiments.worth import measure_worth, take_evidence
 from pgra.methods.arguments import RunArguments, WorthArguments
 from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
-from pgra.methods.worth import measure_worth, take_evidence
+from pgra.model_card import push_run
 from pgra.parallel import Turn
 from pgra.progress import quiet_transformers
-from pgra.reader import READER_FOLDER, RECORD_FILE
-from pgra.reader.record import Reader, find_reader
+from pgra.reader.record import Reader, read_record
 from pgra.report.metrics import no_better_than_one_label
-from pgra.report.results import (
-    DECIDING_FILES,
-    METRICS_FILE,
-    PREDICTIONS_FILE,
-    Decisions,
-    EvidenceLine,
-    read_lines,
-    read_metrics,
-    read_object,
-    write_results,
-)
+from pgra.report.results import FREE, Decisions, EvidenceLine, write_results
 from pgra.rerank import BaseReranker
 from pgra.retrieval.dense import Index
 from pgra.run_folder import (
     ARGUMENTS_FILE,
     CARD_FILE,
+    DECIDING_FILES,
     IDENTITY_FILE,
+    METRICS_FILE,
     PROMPT_FILE,
+    READER_FOLDER,
+    RECORD_FILE,
     TRAINING_FILE,
     WEIGHTS_FILE,
-    check_reader,
-    check_same_inputs,
-    check_same_run,
-    push_run,
-    read_training,
-    reader_checksum,
-    remove_checkpoints,
+    RunFolder,
+    read_metrics,
+    read_object,
 )
 from pgra.types import UNDECIDED, Example, Json, Query, is_query, read_queries
 
@@ -98,14 +81,14 @@ _PATHS = {  # arguments that may name a file or folder
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run says of a new query.
+    """A run's decision on a new query.
 
     Attributes:
         label: Its label, or the text that was written.
         scores: The probability of each label.
         evidence: What was read beside it, best first.
         exemplars: The examples before it in a prompt, in the prompt's order.
-        details: What else the method says of it, as in `predictions.jsonl`.
+        details: Further entries that the method gives it in `predictions.jsonl`.
     """
 
     query: Example
@@ -122,7 +105,7 @@ class Answer:
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class Run(RunFolder):
     """A run in its folder, as `pgra.train` returns it, and `Run.load`.
 
     Attributes:
@@ -130,13 +113,14 @@ class Run:
         args: All of its arguments, by section.
         context: Its device, and where its index and bank are.
         reused: Whether it was there already.
+        reranker: The ready one that it was given instead of one by name.
         busy: Held by the thread that decides queries.
     """
 
-    folder: Path
     args: RunArguments
     context: Context = ALONE
     reused: bool = False
+    reranker: BaseReranker | None = None
     busy: Turn = field(default_factory=Turn, compare=False)
 
     @classmethod
@@ -172,7 +156,7 @@ class Run:
         args = read_arguments(home, changes)
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
-        return cls(home, args, _context_of(args, context, reranker), True)
+        return cls(home, args, _context_of(args, context), reused=True, reranker=reranker)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -180,19 +164,7 @@ class Run:
 
         Empty if it was not measured on the test set.
         """
-        path = self.folder / METRICS_FILE
-        return read_object(path) if path.is_file() else {}
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """Content of `training.json`: the dev set's value and its step; empty without training."""
-        path = self.folder / TRAINING_FILE
-        return read_object(path) if path.is_file() else {}
-
-    @property
-    def predictions(self) -> list[dict[str, Any]]:
-        """Content of `predictions.jsonl`, a dict for each test example."""
-        return list(read_lines(self.folder / PREDICTIONS_FILE))
+        return self.read_if_there(METRICS_FILE)
 
     @cached_property
     def method(self) -> Method:
@@ -201,12 +173,12 @@ class Run:
         Raises:
             PgraError: If what the run was made with is gone.
         """
-        method = find_method(self.args.runtime.method)(self.args, self.context)
+        method = find_method(self.args.runtime.method)(self.args, self.context, self.reranker)
         if method.restore(self.folder):
             return method
         method.open()
-        free = ("answers", "method", "test")  # queries are other ones now
-        check_same_inputs(self.folder, identity(method), free=free)
+        # Queries are other ones now.
+        _check_same_inputs(self, method, free={"answers", "method", "test"})
         method.prepare(())
         method.load(self.folder)
         return method
@@ -240,19 +212,15 @@ class Run:
         with self.busy, quiet_transformers():
             examples = read_queries(queries, self.method.data.task.inputs)
             decided = self.method.decide(examples)
-        return [
-            Answer(
-                example,
-                prediction.label,
-                prediction.scores,
-                decided.evidence[i] if decided.evidence else (),
-                decided.exemplars[i] if decided.exemplars else (),
-                decided.details[i] if decided.details else {},
-            )
-            for i, (example, prediction) in enumerate(
-                zip(examples, decided.predictions, strict=True)
-            )
-        ]
+        answers = []
+        for i, example in enumerate(examples):
+            decision = decided.predictions[i]
+            evidence = decided.evidence[i] if decided.evidence else ()
+            exemplars = decided.exemplars[i] if decided.exemplars else ()
+            details = decided.details[i] if decided.details else {}
+            answer = Answer(example, decision.label, decision.scores, evidence, exemplars, details)
+            answers.append(answer)
+        return answers
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
         """Upload the trained reader with its model card; return the address of the commit.
@@ -270,9 +238,11 @@ class Run:
         return push_run(self.folder, repo_id, private=private)
 
     def __repr__(self) -> str:
-        own = self.metrics
-        value = f"{own['task']} {own['split']} {own['metric']} {own['value']:.4f}" if own else ""
-        return f"Run({str(self.folder)!r}: {self.args.method}, {value or 'not measured'})"
+        metrics = self.metrics
+        value = "not measured"
+        if metrics:
+            value = "{task} {split} {metric} {value:.4f}".format_map(metrics)
+        return f"Run({str(self.folder)!r}: {self.args.method}, {value})"
 
 
 def train(
@@ -312,12 +282,18 @@ def train(
         PgraError: If arguments, data or models cannot be used; if possible before any long work.
     """
     artifacts = (at_home(artifacts_dir) if artifacts_dir else user_cache()).absolute()
-    known = task if isinstance(task, TaskBase) else load_any_task(str(task))
     home = artifacts / "given"
-    values: dict[str, Any] = {"task": _task_file(task, home), "artifacts_dir": artifacts}
+    values: dict[str, Any] = {"artifacts_dir": artifacts}
+    if isinstance(task, str | Path):
+        values["task"] = str(task)
+        task = load_any_task(str(task))
+    else:
+        text = task.to_yaml()
+        path = home / f"{task.name}-{digest(text)[:12]}" / f"{task.name}.yaml"
+        values["task"] = _write_once(path, text)
     for split, rows in (("train", train), ("validation", validation), ("test", test)):
         if rows is not None:
-            values[f"{split}_file"] = _rows_file(known, rows, split, home)
+            values[f"{split}_file"] = _rows_file(task, rows, split, home)
     if isinstance(reranker, BaseReranker):
         values |= reranker.arguments()
     elif isinstance(reranker, type):
@@ -333,23 +309,14 @@ def train(
         field_ = str(arguments.get("corpus_field", CorpusArguments.corpus_field))
         values = {**_corpus_arguments(corpus, artifacts, field_), **values}
     values = {**values, **arguments}
-    layers = [
-        word
-        for name in ("profile", "config")
-        if (value := values.pop(name, None)) is not None
-        for word in (f"--{name}", str(value))
-    ]
+    layers = []
+    for name in ("profile", "config"):
+        value = values.pop(name, None)
+        if value is not None:
+            layers += [f"--{name}", str(value)]
     args = arguments_of(values, layers, caller="pgra.train")
     with quiet_transformers():
         return run(args, reranker=reranker if isinstance(reranker, BaseReranker) else None)
-
-
-def _task_file(task: str | Path | AnyTask, home: Path) -> str:
-    """Return the name of a task, or the path of its YAML."""
-    if isinstance(task, str | Path):
-        return str(task)
-    text = task.to_yaml()
-    return _write_once(home / f"{task.name}-{digest(text)[:12]}" / f"{task.name}.yaml", text)
 
 
 def _rows_file(task: AnyTask, rows: ExampleRows | str | Path, split: str, home: Path) -> str:
@@ -362,8 +329,8 @@ def _rows_file(task: AnyTask, rows: ExampleRows | str | Path, split: str, home: 
     target = task.local.columns.get(task.target, task.target)
     lines = []
     for row in raw.rows:
-        kept = names if task.labels else row.fields
-        values = {names.get(column, column): row.fields[column] for column in kept}
+        columns = names if task.labels else row.fields
+        values = {names.get(column, column): row.fields[column] for column in columns}
         label = values[target]
         if raw.classes and isinstance(label, int) and 0 <= label < len(raw.classes):
             values[target] = raw.classes[label]
@@ -384,19 +351,20 @@ def _corpus_arguments(corpus: Any, artifacts: Path, field_: str) -> dict[str, An
     if isinstance(corpus, Index):
         if corpus.keeper is not None:
             raise ConfigError("this index goes with its process: build it with path=FOLDER")
-        corpus, values = corpus.corpus, _not_default(corpus.args)
+        values = _not_default(corpus.args)
+        corpus = corpus.corpus
     if isinstance(corpus, Corpus):
         if corpus.made_by is None:
             raise ConfigError("this corpus was opened by its folder: give its file, or its texts")
         return {**values, **_not_default(corpus.made_by), "corpus": corpus.made_by.sources}
-    if isinstance(corpus, str | Path):
-        return {"corpus": str(corpus)}
-    return {"corpus": str(write_passages(corpus, artifacts / "passages", field_))}
+    if not isinstance(corpus, str | Path):
+        corpus = write_passages(corpus, artifacts / "passages", field_)
+    return {"corpus": str(corpus)}
 
 
-def _not_default(part: Any) -> dict[str, Any]:
-    values = {f.name: (getattr(part, f.name), f.default) for f in fields(part)}
-    return {name: value for name, (value, default) in values.items() if value != default}
+def _not_default(arguments: Arguments) -> dict[str, Any]:
+    values = vars(arguments)
+    return {f.name: values[f.name] for f in fields(arguments) if values[f.name] != f.default}
 
 
 def run(
@@ -408,108 +376,159 @@ def run(
         ArtifactError: If the folder holds another run.
     """
     args = variant(args, args.folder, args.seed)
-    return run_all({args.seed: args}, _context_of(args, context, reranker))[args.seed]
+    return run_all({args.seed: args}, context, reranker=reranker)[args.seed]
 
 
 def run_all(
-    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool = False
+    runs: Mapping[int, RunArguments],
+    context: Context,
+    *,
+    reranker: BaseReranker | None = None,
+    may_lack_reader: bool = False,
 ) -> dict[int, Run]:
     """Run a method once for each seed; what the runs share is prepared once.
 
-    They differ in folder, seed and training. With `may_lack_reader` the weights of a finished run
-    may have been deleted.
+    They differ in folder, seed and training. A ready `reranker` replaces the named one. With
+    `may_lack_reader` the weights of a finished run may have been deleted.
     """
     first = next(iter(runs.values()))
     context = _context_of(first, context)
+    notes = []
     if first[first.output_section].evidence == "auto":
+        if reranker is not None:
+            raise ConfigError("evidence 'auto' compares rerankers by name: leave reranker out")
         worth = measure_worth(first, WorthArguments(), context)
         logger.info("evidence: %s", worth["why"])
+        notes.append(worth["why"])
         runs = {seed: take_evidence(args, worth["changes"]) for seed, args in runs.items()}
-        context = replace(context, shared={**context.shared, "evidence": worth["why"]})
-    shared = open_method(next(iter(runs.values())), context)
+    shared = open_method(next(iter(runs.values())), context, reranker)
     for args in runs.values():  # what would fail later is refused now
         method = shared.with_seed(args)
         method.check()
-        check_same_run(args.folder, identity(method), method.args.as_json(), is_whole=False)
+        _check_same_run(method)
     shared.prepare()
-    made: dict[int, Run] = {}
+    finished: dict[int, Run] = {}
     for seed, args in runs.items():
         if len(runs) > 1:
-            logger.info("seeds: seed %d (%d of %d)", seed, len(made) + 1, len(runs))
+            logger.info("seeds: seed %d (%d of %d)", seed, len(finished) + 1, len(runs))
         with lock_run(args.folder, context):
-            made[seed] = _make(shared.with_seed(args), may_lack_reader=may_lack_reader)
-    return made
+            method = shared.with_seed(args)
+            finished[seed] = _make(method, notes, may_lack_reader=may_lack_reader)
+    return finished
 
 
-def _make(method: Method, *, may_lack_reader: bool) -> Run:
+def _make(method: Method, notes: Sequence[str], *, may_lack_reader: bool) -> Run:
     """Make a run, or return what is there; see `run_all`."""
     args = method.args
     context = method.context
-    folder = method.args.folder
-    named = identity(method)
-    check_same_run(folder, named, args.as_json())
-    is_done = is_finished(folder, trains=args.trains)
+    run = RunFolder(args.folder)
+    _check_same_run(method)
+    is_done = run.is_finished and (run.has_reader or not args.trains)
     context.barrier()  # all have looked before the main process writes
-    has_reader = args.trains
     if is_done:
-        lacks_weights = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
-        has_reader = args.trains and not (may_lack_reader and lacks_weights)
-        if has_reader:
-            check_reader(folder)
-        read_metrics(folder)
-        logger.info("run: %s is finished (reused)", folder)
+        read_metrics(run.folder)
+        logger.info("run: %s is finished (reused)", run.folder)
     else:
-        method.fingerprints["run"] = digest(named)
-        record = _fit(method, folder, named)
+        fields = identity(method)
+        method.fingerprints["run"] = digest(fields)
+        record = _fit(method, run, fields)
         if args.trains:
-            method.fingerprints["reader"] = reader_checksum(folder)
-        measure_run(method, folder, "test", record)
+            method.fingerprints["reader"] = run.reader_checksum
+        measure_run(method, run.folder, "test", record, notes)
+    has_weights = (run.reader_folder / WEIGHTS_FILE).is_file()
+    needs_reader = args.trains and (has_weights or not may_lack_reader)
+    if is_done and needs_reader:
+        read_record(run.folder)  # refuses a damaged one
     if context.is_main:  # a kill after the measurement may have left this undone
-        has_card = (folder / READER_FOLDER / CARD_FILE).is_file()
-        if not is_done or (has_reader and not has_card):
-            method.finish(folder)
+        has_card = (run.reader_folder / CARD_FILE).is_file()
+        if not is_done or (needs_reader and not has_card):
+            method.finish(run.folder)
         if args.trains:
-            remove_checkpoints(folder)
-    return Run(folder, args, context, reused=is_done)
+            run.remove_checkpoints()
+    return Run(run.folder, args, context, reused=is_done, reranker=method.reranker)
 
 
-def _fit(method: Method, folder: Path, named: Mapping[str, Json]) -> Mapping[str, Any]:
-    """Train unless that is done; return the dev set's record."""
-    record = read_training(folder) if method.args.trains else None
-    if record is not None:
-        logger.info("run: %s is trained (reused)", folder)
-        method.load(folder)
+def _fit(method: Method, run: RunFolder, fields: Mapping[str, Json]) -> Mapping[str, Any]:
+    """Train unless that is done; return the dev set's record, empty if nothing was decided."""
+    record = run.training if run.has_reader else {}
+    if record:
+        logger.info("run: %s is trained (reused)", run.folder)
+        method.load(run.folder)
     else:
         if method.context.is_main:
-            write_sealed(folder / IDENTITY_FILE, named)
-            place = {"started_in": str(Path.cwd())}
-            write_sealed(folder / ARGUMENTS_FILE, {**method.args.as_json(), "place": place})
+            write_sealed(run.folder / IDENTITY_FILE, fields)
+            arguments = {**method.args.as_json(), "place": {"started_in": str(Path.cwd())}}
+            write_sealed(run.folder / ARGUMENTS_FILE, arguments)
             prompt = method.sample_prompt()
             if prompt is not None:
-                write_text(folder / PROMPT_FILE, prompt)
+                write_text(run.folder / PROMPT_FILE, prompt)
         method.context.barrier()
-        fitted = method.fit(folder)
+        fitted = method.fit(run.folder)
         if fitted is not None:
             record = dict(fitted)
             if method.context.is_main:
-                write_sealed(folder / TRAINING_FILE, record)
+                write_sealed(run.folder / TRAINING_FILE, record)
         method.context.barrier()
-    if record is not None and "seconds" in record:
+    if "seconds" in record:
         method.seconds["training"] = float(str(record["seconds"]))
-    return record or {}
+    return record
 
 
 def identity(method: Method) -> dict[str, Json]:
     """Return all that decides a run's predictions, as far as it is known yet."""
+    fingerprints = {**method.fingerprints}
+    fingerprints.pop("run", None)
+    labels = list(method.data.labels)
+    return {**_names(method), "labels": labels, **method.identity(), **fingerprints}
+
+
+def _names(method: Method) -> dict[str, Json]:
     return {
         "method": method.name(method.args),
         "task": method.data.task.name,
-        "labels": list(method.data.labels),
         "metric": method.data.metric,
         "seed": method.seed,
-        **method.identity(),
-        **{name: value for name, value in method.fingerprints.items() if name != "run"},
     }
+
+
+def _check_same_run(method: Method) -> None:
+    """Raise an ArtifactError if a method's folder holds another run, or one without its record.
+
+    It names the arguments that differ, if any do. A run without a checkpoint may be replaced.
+    """
+    args = method.args
+    run = RunFolder(args.folder)
+    if not run.is_begun:
+        return
+    fields = identity(method)
+    way_out = "choose another --output_dir"
+    try:
+        run.check_identity(fields, way_out)
+    except ArtifactError:
+        before = run.read(ARGUMENTS_FILE)
+        changes = []
+        for section, new in args.as_json().items():
+            old = before.get(section, {})
+            for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
+                if canonical_json(old[name]) != canonical_json(new[name]):
+                    changes.append(f"--{name} {old[name]} (now {new[name]})")
+        # The number of processes is not a flag, but decides some.
+        if not changes or run.read(IDENTITY_FILE).get("num_processes") != fields.get(
+            "num_processes"
+        ):
+            raise
+        raise ArtifactError(
+            f"{run.folder} was made with {', '.join(sorted(changes))}: {way_out}"
+        ) from None
+
+
+def _check_same_inputs(run: RunFolder, method: Method, *, free: set[str]) -> None:
+    """Raise an ArtifactError if a run's inputs changed.
+
+    Fields in `free` may differ, and how many processes trained it.
+    """
+    way_out = "its data, task or models changed since; restore them, or run it again"
+    run.check_identity(identity(method), way_out, {*free, "num_processes"})
 
 
 def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
@@ -518,31 +537,28 @@ def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
 
 
 def measure_run(
-    method: Method, folder: Path, split: str, training: Mapping[str, Any] | None = None
+    method: Method,
+    folder: Path,
+    split: str,
+    training: Mapping[str, Any],
+    notes: Sequence[str] = (),
 ) -> None:
-    """Decide a split's examples, and write the results."""
+    """Decide a split's examples, and write the results; `training` is the dev set's record."""
+    examples = method.data.examples(split)
     with method.timed("evaluation"):
-        decided = method.decide(method.data.examples(split))
+        decided = method.decide(examples)
+    warnings = _nothing_learnt(method, split, decided, training)
     about: dict[str, Json] = {
-        "method": method.name(method.args),
-        "task": method.data.task.name,
+        **_names(method),
         "split": split,
-        "metric": method.data.metric,
         "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
-        "seed": method.seed,
         "uses_seed": method.uses_seed(method.args),
         "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
         "fingerprints": dict(method.fingerprints),
-        "notes": [
-            *_nothing_learnt(method, split, decided, training or {}),
-            *(why for name, why in method.context.shared.items() if name == "evidence"),
-            *method.notes(),
-            *decided.notes,
-        ],
+        "notes": [*warnings, *notes, *method.notes(), *decided.notes],
         **decided.metrics,
     }
     if method.context.is_main:
-        examples = method.data.examples(split)
         write_results(folder, about, method.data.labels, examples, decided)
     method.context.barrier()
 
@@ -552,43 +568,36 @@ def _nothing_learnt(
 ) -> list[str]:
     """Return notes where all answers are one or wrong, or one label alone would do as well."""
     data = method.data
-    metric = method.data.metric
-    said = {each.label for each in decided.predictions}
-    n = len(decided.predictions)
-    is_one = len(said) == 1 < n and UNDECIDED not in said  # of which its method has a note
-    notes = [f"all {n} predictions are '{min(said):.60}'"] if is_one else []
-    pairs = zip(decided.predictions, data.examples(split), strict=True)
+    metric = data.metric
+    truth = {name: [str(e.label) for e in data.examples(name)] for name in (split, "dev")}
+    predicted = [prediction.label for prediction in decided.predictions]
+    n = len(predicted)
+    notes = []
+    if len(set(predicted)) == 1 < n and predicted[0] != UNDECIDED:  # of that its method has a note
+        notes.append(f"all {n} predictions are '{predicted[0]:.60}'")
     if decided.values is not None:
         is_wrong = decided.values[metric] == 0
     else:
-        is_wrong = all(each.label != example.label for each, example in pairs)
-    notes += [f"none of the {n} predictions is right"] if is_wrong and n > 1 else []
+        pairs = zip(predicted, truth[split], strict=True)
+        is_wrong = all(label != right for label, right in pairs)
+    if is_wrong and n > 1:
+        notes.append(f"none of the {n} predictions is right")
     if decided.values is not None or len(data.labels) < 2:
         return notes
-    truth = {name: [str(e.label) for e in data.examples(name)] for name in {split, "dev"}}
-    predicted = [p.label for p in decided.predictions]
     names = [*data.labels, UNDECIDED]
-    measured = {split: measure_labels(metric, truth[split], predicted, names)[metric]}
-    is_telling = len(truth["dev"]) >= _FEWEST and training.get("metric") == metric
-    if is_telling and training.get("value") is not None:
-        measured["dev"] = float(training["value"])
-    found = [
-        no_better_than_one_label(name, metric, value, truth[name], data.labels)
-        for name, value in measured.items()
-    ]
-    notes += [note for note in found if note is not None]
-    if any(found) and method.args.trains:
+    values = {split: measure_labels(metric, truth[split], predicted, names)[metric]}
+    value = training.get("value")
+    if value is not None and training["metric"] == metric and len(truth["dev"]) >= _FEWEST:
+        values["dev"] = float(value)
+    warnings = []
+    for name, value in values.items():
+        warning = no_better_than_one_label(name, metric, value, truth[name], data.labels)
+        if warning is not None:
+            warnings.append(warning)
+    if warnings and method.args.trains:
         rate = f"--learning_rate ({method.args['training'].learning_rate:g})"
-        notes[-1] += f": try another {rate}, more --max_steps or more training examples"
-    return notes
-
-
-def is_finished(folder: Path, *, trains: bool) -> bool:
-    """Whether a run was measured, and has its reader if it trains one."""
-    names = [METRICS_FILE, IDENTITY_FILE]
-    if trains:
-        names.append(f"{READER_FOLDER}/{RECORD_FILE}")
-    return all((folder / name).is_file() for name in names)
+        warnings[-1] += f": try another {rate}, more --max_steps or more training examples"
+    return [*notes, *warnings]
 
 
 def evaluate_run(
@@ -608,46 +617,39 @@ def evaluate_run(
         ArtifactError: If there is no finished run, its reader is damaged, or `output_dir` is
             another run.
     """
-    folder = Path(folder)
+    run = RunFolder(Path(folder))
     target = Path(output_dir or folder)
-    args = read_arguments(folder, changes or {})
+    changes = changes or {}
+    args = read_arguments(run.folder, changes)
     if args.trains:
-        find_reader(folder)  # refuses a run that was stopped before its end
-        check_reader(folder)
-    if target != folder and (target / IDENTITY_FILE).is_file():
+        read_record(run.folder)  # refuses a run that was stopped before its end, or is damaged
+    if target != run.folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
     if not method.data.examples(split):
         raise ConfigError(f"{folder} has no {split} set: measure it on --test_file")
-    free = {each for name in changes or {} for each in (name, f"reader.{name}")}
-    if target != folder:
+    free = {*changes, *(f"reader.{name}" for name in changes)}
+    if target != run.folder:
         free |= {"answers", split, f"candidates/{split}", f"evidence/{split}"}
-    check_same_inputs(folder, identity(method), free=free)  # before the long stages
+    _check_same_inputs(run, method, free=free)  # before the long stages
     method.prepare((split,))
-    check_same_inputs(folder, identity(method), free=free)
-    method.load(folder)
-    method.fingerprints["run"] = digest(dict(read_object(folder / IDENTITY_FILE)))
+    _check_same_inputs(run, method, free=free)
+    method.load(run.folder)
+    method.fingerprints["run"] = digest(run.read(IDENTITY_FILE))
     if args.trains:
-        method.fingerprints["reader"] = reader_checksum(folder)
-    if target == folder and (folder / METRICS_FILE).is_file():
-        before = read_object(folder / METRICS_FILE)  # all that it was made from, and what it cost
+        method.fingerprints["reader"] = run.reader_checksum
+    if target == run.folder and run.is_finished:
+        before = run.read(METRICS_FILE)  # all that it was made from, and what it cost
         method.fingerprints = {**before["fingerprints"], **method.fingerprints}
         method.seconds |= before["seconds"]
     with lock_run(target, method.context):
-        measure_run(method, target, split, read_training(folder))
+        measure_run(method, target, split, run.training if run.has_reader else {})
     return Run(target, args, method.context)
 
 
-def _context_of(
-    args: RunArguments, context: Context, reranker: BaseReranker | None = None
-) -> Context:
-    given = {} if reranker is None else {"reranker": reranker}
-    return replace(
-        context,
-        artifacts=Path(args.runtime.artifacts_dir),
-        device=args.runtime.device,
-        shared={**context.shared, **given} if given else context.shared,
-    )
+def _context_of(args: RunArguments, context: Context) -> Context:
+    artifacts = Path(args.runtime.artifacts_dir)
+    return replace(context, artifacts=artifacts, device=args.runtime.device)
 
 
 def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
@@ -662,7 +664,7 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
     names = (ARGUMENTS_FILE, f"{READER_FOLDER}/{RECORD_FILE}", RECORD_FILE)
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
+        raise ArtifactError(f"{folder} is not a run: give the folder of a finished run")
     values = read_object(path)
     with reading(path, ArtifactError):
         sections = values.get("arguments", values)

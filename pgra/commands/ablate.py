@@ -57,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
-        asked = ["--help-all" if wants_all(words) else "--help"]
         common.parse_run(
-            asked, [GridArguments], prog="pgra ablate NAME|FILE.yaml", **common.about(main)
+            ["--help-all" if wants_all(words) else "--help"],
+            [GridArguments],
+            prog="pgra ablate NAME|FILE.yaml",
+            **common.about(main),
         )
     if words == ["--list"]:
         common.say(_list_grids())
@@ -68,36 +70,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             "name a grid first, such as pgra ablate k --demo; pgra ablate --list shows all"
         )
-    how, rest = parse_first(GridArguments, words[1:])
+    options, rest = parse_first(GridArguments, words[1:])
     from pgra.experiments.grid import make_runs, read_grid, run_grid, write_grid
-    from pgra.runs import lock_run
+    from pgra.runs import lock_run, run_all
 
-    grid = read_grid(words[0], demo=how.demo)
-    if both := common.given_names(rest) & {"seed", *grid.axes}:
+    grid = read_grid(words[0], demo=options.demo)
+    flags = common.given_names(rest)
+    if both := flags & {"seed", *grid.axes}:
         raise ConfigError(f"the grid varies {both.pop()}: give --seeds, or a YAML that extends it")
-    if how.tasks and "task" in common.given_names(rest):
+    if options.tasks and "task" in flags:
         raise ConfigError("--task and --tasks both name what to run: give one of them")
     context = common.join_run(rest)
-    root = Path(how.output_dir or f"runs/ablate-{grid.name}{'-demo' if how.demo else ''}")
-    tasks = [] if "task" in common.given_names(rest) else how.tasks
+    suffix = "-demo" if options.demo else ""
+    root = Path(options.output_dir or f"runs/ablate-{grid.name}{suffix}")
     runs = make_runs(
         grid,
-        how.seeds or [],
+        options.seeds or [],
         root,
         lambda task, point: resolve_point(grid, task, point, rest, root),
-        tasks,
+        [] if "task" in flags else options.tasks,
     )
     common.quiet_libraries()
-    if how.dry_run:
+    if options.dry_run:
+        lines = [run.name + (", finished" if run.is_finished else "") for run in runs]
         finished = sum(run.is_finished for run in runs)
-        names = [run.name + (", finished" if run.is_finished else "") for run in runs]
-        common.say("\n".join([*names, f"{len(runs)} runs, {finished} of them finished"]))
+        common.say("\n".join([*lines, f"{len(runs)} runs, {finished} of them finished"]))
         return 0
+
+    def make(args: "RunArguments") -> None:
+        run_all({args.seed: args}, context, may_lack_reader=True)
+
     with lock_run(root, context):
         if context.is_main:
             write_grid(grid, runs, root)
         context.barrier()
-        failures = run_grid(runs, context, drop_readers=how.drop_readers)
+        failures = run_grid(runs, make, context, drop_readers=options.drop_readers)
     if not context.is_main:
         return 1 if failures else 0
     return _show_results(grid, [run for run in runs if run.is_finished], failures, root)
@@ -117,8 +124,8 @@ def _show_results(
     grid: "Grid", done: "Sequence[GridRun]", failures: dict[str, str], root: Path
 ) -> int:
     """Show results and failures (reasons by run); return 1 if a run or the table failed."""
-    from pgra.commands.report import consistency
     from pgra.commands.report import main as report
+    from pgra.commands.worth import consistency
 
     code = 1 if failures else 0
     tables = [(report, [str(root)])] if done else []
@@ -141,36 +148,40 @@ def _show_results(
 
 
 def _describe_seconds(runs: "Sequence[GridRun]") -> str:
-    from pgra.report.results import METRICS_FILE, read_object
     from pgra.report.tables import Table
+    from pgra.run_folder import METRICS_FILE
 
-    took = [(run.name, read_object(run.args.folder / METRICS_FILE)["seconds"]) for run in runs]
-    forms = {"run": "", **{stage: ".1f" for _, seconds in took for stage in seconds}}
-    rows = [{"run": name, **seconds} for name, seconds in took]
+    rows = []
+    forms = {"run": ""}
+    for run in runs:
+        seconds = run.read(METRICS_FILE)["seconds"]
+        rows.append({"run": run.name, **seconds})
+        forms |= dict.fromkeys(seconds, ".1f")
     return Table.of("Wall-clock seconds of each stage", rows, forms).to_text()
 
 
 def _describe_best(runs: "Sequence[GridRun]") -> str:
     """List each task's best point on the dev set, beside what the paper chose (table 7)."""
     from pgra.report.compare import load_reference
-    from pgra.report.results import read_object
     from pgra.report.tables import Table
-    from pgra.run_folder import TRAINING_FILE
 
-    paper = load_reference("T7").rows
+    values: dict[str, dict[str, float | None]] = {}
+    for run in runs:
+        of_task = values.setdefault(str(run.args.data.task), {})
+        of_task[run.point.name] = run.training["value"]
+    forms = {"task": "", "best point": "", "dev": ".4f"}
     rows: list[dict[str, float | str | None]] = []
-    for task in dict.fromkeys(str(run.args.data.task) for run in runs):
-        own = {
-            run.point.name: read_object(run.args.folder / TRAINING_FILE)["value"]
-            for run in runs
-            if run.args.data.task == task
-        }
-        if None in own.values():
+    for task, of_task in values.items():
+        measured = {point: value for point, value in of_task.items() if value is not None}
+        if len(measured) < len(of_task):
             return "the dev set was not measured: give --eval_steps"
-        best = max(own, key=lambda name: own[name])  # the first of equals
-        printed = {f"{name} (paper)": values.get(task) for name, values in paper.items()}
-        rows.append({"task": task, "best point": best, "dev": own[best], **printed})
-    forms = {"task": "", "best point": "", "dev": ".4f", **{f"{n} (paper)": "g" for n in paper}}
+        best = max(measured, key=lambda point: measured[point])  # the first of equals
+        row: dict[str, float | str | None]
+        row = {"task": task, "best point": best, "dev": measured[best]}
+        for name, printed in load_reference("T7").rows.items():
+            row[f"{name} (paper)"] = printed.get(task)
+            forms[f"{name} (paper)"] = "g"
+        rows.append(row)
     return Table.of("Best on the dev set", rows, forms).to_text()
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
@@ -11,9 +10,7 @@ from pgra.config import config_root, wants_help
 if TYPE_CHECKING:
     from pgra.context import Context
     from pgra.methods.arguments import RunArguments
-    from pgra.report.metrics import Difference
-    from pgra.report.results import Trial
-    from pgra.types import Json
+    from pgra.report.results import FinishedRun
 
 # By name: the folder, and the arguments that differ.
 READERS = {
@@ -50,28 +47,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.report.results import Group
 
     quiet_libraries()
-    asked, effect = _rank_questions(words, context)
-    reviews, decided = _train(READERS, words, args.folder, context)
-    forecast = _worth(args, "head", context)
+    questions, effect = _rank_questions(words, context)
+    reviews, reviews_effect = _train(READERS, words, context)
+    reviews_forecast = _forecast(args, "head", context)
     words += _make_claims(args, context)
-    claims_forecast = _worth(_parse(words), "first_stage", context)
-    claims, claims_decided = _train(CLAIMS, words, args.folder, context, done=len(READERS))
-    found = {
-        "Does the LM find what answers a question?": effect,
-        "Does a T5 decide reviews better with what the LM picks?": [forecast, decided],
-        "And claims, which the corpus makes true or false?": [claims_forecast, claims_decided],
-    }
-    page = args.folder / "report.html"
-    title = "Prompt-guided retrieval: the demo"
+    claims_forecast = _forecast(_parse(words), "first_stage", context)
+    claims, claims_effect = _train(CLAIMS, words, context, first=len(READERS) + 1)
+    parts = [
+        ("questions", "Does the LM find what answers a question?", questions, effect),
+        (
+            "reviews",
+            "Does a T5 decide reviews better with what the LM picks?",
+            reviews,
+            [reviews_forecast, reviews_effect],
+        ),
+        (
+            "claims",
+            "And claims, which the corpus makes true or false?",
+            claims,
+            [claims_forecast, claims_effect],
+        ),
+    ]
     studies = []
-    for what, runs in (("questions", asked), ("claims", claims), ("reviews", reviews)):
-        rows: dict[str, dict[str, Json]] = {run.name: {} for run in runs}
-        group = Group(f"The demo's {what}", runs, points=rows)
+    for what, question, runs, lines in parts:
+        group = Group(f"The demo's {what}", runs, points={run.name: {} for run in runs})
         studies.append(compare_runs(group, baseline=runs[0].name))
-    lead = "\n\n".join(" ".join([head, *lines]) for head, lines in found.items())
-    write_page(page, studies, title=title, lead=lead)
-    for head, lines in found.items():
-        say("\n  ".join([f"\n{head}", *lines]))
+        say("\n  ".join([f"\n{question}", *lines]))
+    page = args.folder / "report.html"
+    lead = "\n\n".join(" ".join([question, *lines]) for _, question, _, lines in parts)
+    write_page(page, studies, title="Prompt-guided retrieval: the demo", lead=lead)
     say(f"\nTo look through examples: open {page}")
     return 0
 
@@ -85,37 +89,38 @@ def _parse(words: Sequence[str]) -> "RunArguments":
 def _train(
     readers: Mapping[str, tuple[str, list[str]]],
     words: Sequence[str],
-    base: Path,
     context: "Context",
     *,
-    done: int = 0,
-) -> "tuple[list[Trial], str]":
+    first: int = 1,
+) -> "tuple[list[FinishedRun], str]":
     """Train two readers; return their results, and how the second differs from the first."""
-    from pgra.report.metrics import compare_methods
     from pgra.report.results import load_run
     from pgra.runs import run
 
+    base = _parse(words).folder
     runs = []
-    for number, (name, (folder, own)) in enumerate(readers.items(), done + 1):
+    for number, (name, (folder, flags)) in enumerate(readers.items(), first):
         say(f"\n[{number}/{len(READERS) + len(CLAIMS)}] {name}")
-        outcome = run(_parse([*words, *own, "--output_dir", str(base / folder)]), context)
-        runs.append(load_run(outcome.folder, name=name))
+        args = _parse([*words, *flags, "--output_dir", str(base / folder)])
+        runs.append(load_run(run(args, context).folder, name=name))
     alone, read = runs
-    gap = compare_methods([read.outcomes], [alone.outcomes], seed=0)
     return runs, (
         f"Trained, {read.name} is right on {100 * read.value:.1f} %, {alone.name} on "
-        f"{100 * alone.value:.1f} %: {_verdict(gap)}."
+        f"{100 * alone.value:.1f} %: {_verdict(runs)}."
     )
 
 
-def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Trial], list[str]]":
+def _rank_questions(
+    words: Sequence[str], context: "Context"
+) -> "tuple[list[FinishedRun], list[str]]":
     """Compare how often BM25's first passage and the LM's answer a question; show an example."""
     import numpy as np
 
     from pgra.artifacts import write_lines
     from pgra.methods.stages import Stages
-    from pgra.report.metrics import TextOutcomes, compare_methods
-    from pgra.report.results import PREDICTIONS_FILE, Trial
+    from pgra.report.metrics import TextOutcomes
+    from pgra.report.results import FinishedRun
+    from pgra.run_folder import PREDICTIONS_FILE
 
     say("\nasking the LM which passages make a question likely")
     file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
@@ -123,32 +128,39 @@ def _rank_questions(words: Sequence[str], context: "Context") -> "tuple[list[Tri
     args = args.having(corpus=replace(args.corpus, max_passages=None))
     plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
     runs = []
-    right = []
-    for name, how in (("BM25", plain), ("BM25, then the LM", args)):
-        stages = Stages.read(how, context)
+    hits = []
+    for name, stage_args in (("BM25", plain), ("BM25, then the LM", args)):
+        stages = Stages.read(stage_args, context)
         stages.find(("test",))
-        lines = stages.evidence_lines("test")
-        hits, *_, among = stages.find_answers("test", lines).values()
-        right.append(np.array(hits))
-        first = [line[0].text if line else "" for line in lines]
-        said = [
-            {**vars(one), "text": one.text, "prediction": text, "evidence": []}
-            for one, text in zip(stages.data.examples("test"), first, strict=True)
-        ]
-        folder = args.folder / "questions" / how.rerank.reranker
-        folder.mkdir(parents=True, exist_ok=True)
-        write_lines(folder / PREDICTIONS_FILE, said)
-        found = TextOutcomes("hit@1", right[-1][:, None])
-        about = {"uses_seed": False}
-        runs.append(Trial("search", name, "questions", 0, folder, {}, about, found, file))
-    before, after = (run.predictions[int(np.argmax(right[1] - right[0]))] for run in runs)
-    gap = compare_methods([runs[1].outcomes], [runs[0].outcomes], seed=0)
-    return runs, [
-        f"BM25's first passage answers {100 * runs[0].value:.1f} % of {len(hits)} questions; of "
-        f"its first {args.retriever.num_candidates} the LM's choice does {100 * runs[1].value:.1f} "
-        f"%, any {100 * np.mean(among):.1f} %: {_verdict(gap)}.",
-        f"{before['text']!r}: BM25 has {before['prediction']!r}, the LM {after['prediction']!r}.",
-    ]
+        evidence = stages.evidence_lines("test")
+        is_hit, *_, in_reach = stages.find_answers("test", evidence).values()
+        hits.append(np.array(is_hit))
+        lines = []
+        for question, passages in zip(stages.data.examples("test"), evidence, strict=True):
+            text = passages[0].text if passages else ""
+            line = {"text": question.text, "prediction": text, "evidence": []}
+            lines.append({**vars(question), **line})
+        run = FinishedRun(
+            args.folder / "questions" / stage_args.rerank.reranker,
+            method="search",
+            name=name,
+            task="questions",
+            metrics={"uses_seed": False},
+            outcomes=TextOutcomes("hit@1", hits[-1][:, None]),
+            examples=file,
+        )
+        write_lines(run.folder / PREDICTIONS_FILE, lines)
+        runs.append(run)
+    before, after, in_all = 100 * np.array([*hits, in_reach]).mean(axis=1)
+    effect = (
+        f"BM25's first passage answers {before:.1f} % of {len(lines)} questions; of its first "
+        f"{args.retriever.num_candidates} the LM's choice does {after:.1f} %, any {in_all:.1f} %: "
+        f"{_verdict(runs)}."
+    )
+    gained = int(np.argmax(hits[1] - hits[0]))
+    first, second = (run.predictions[gained] for run in runs)
+    example = f"BM25 has {first['prediction']!r}, the LM {second['prediction']!r}."
+    return runs, [effect, f"{first['text']!r}: {example}"]
 
 
 def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
@@ -156,31 +168,36 @@ def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
     from pgra.data.claims import ClaimsArguments, make_claims
     from pgra.data.corpus import open_corpus
 
-    where = str(args.folder / "claims")
-    how = ClaimsArguments(output_dir=where, num_train=136, num_dev=8, num_test=100)
+    options = ClaimsArguments(
+        output_dir=str(args.folder / "claims"), num_train=136, num_dev=8, num_test=100
+    )
     whole = replace(args.corpus, max_passages=None)
-    folder = make_claims(open_corpus(whole, context.artifacts), how).folder
+    folder = make_claims(open_corpus(whole, context.artifacts), options).folder
     files = ["--dataset_name", str(folder), "--corpus", str(folder / "corpus.txt")]
     return ["--config", "demo-claims", "--task", "claims", *files]
 
 
-def _worth(args: "RunArguments", source: str, context: "Context") -> str:
-    """Ask the untrained T5 what evidence is worth, and say it."""
+def _forecast(args: "RunArguments", source: str, context: "Context") -> str:
+    """Measure what evidence is worth to the T5 before its training, and describe it."""
+    from pgra.experiments.worth import measure_worth
     from pgra.methods.arguments import WorthArguments
-    from pgra.methods.worth import measure_worth
 
     say("\nasking the T5, not trained yet, what evidence is worth to it")
-    how = WorthArguments(num_queries=64, depths=[args.rerank.num_evidence], sources=[source])
-    found = measure_worth(args, how, context)
-    (row,), advice = found["rows"], "with" if found["best"] else "without"
+    options = WorthArguments(num_queries=64, depths=[args.rerank.num_evidence], sources=[source])
+    result = measure_worth(args, options, context)
+    (row,) = result["rows"]
+    advice = "with" if result["best"] else "without"
     return (
         f"Not trained yet, it gains {row['bits']:+.2f} bits a query ({row['low']:+.2f} to "
         f"{row['high']:+.2f}), so `pgra worth` says: train {advice} evidence."
     )
 
 
-def _verdict(gap: "Difference") -> str:
-    """Describe a difference, in points, and whether it is beyond noise."""
+def _verdict(runs: "Sequence[FinishedRun]") -> str:
+    """Describe the second run's difference to the first, and whether it is beyond noise."""
+    from pgra.report.metrics import compare_methods
+
+    gap = compare_methods([runs[1].outcomes], [runs[0].outcomes], seed=0)
     low, high = (100 * bound for bound in gap.interval)
     noise = "beyond noise" if gap.p < 0.01 else "which may be noise"
     return (

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """
     (args,) = common.parse(main, [PushArguments], argv)
     common.quiet_libraries()
-    from pgra.run_folder import push_run
+    from pgra.model_card import push_run
 
     name = args.hub_model_id or Path(args.run).absolute().name
     common.say(f"pushed: {push_run(Path(args.run), name, private=args.hub_private_repo or None)}")

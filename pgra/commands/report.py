@@ -1,19 +1,20 @@
-"""Runs as tables, figures and a page, and their evidence's labels, for `pgra worth RUNS`."""
+"""Shows finished runs: tables, a figure, a page, and examples."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.artifacts import write_text
-from pgra.commands.common import about, name_leading, quiet_libraries, say
+from pgra.commands.common import about, name_leading, say
 from pgra.config import Arguments, arg, choose, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
-    from pgra.report.results import Group, Trial
+    from pgra.report.results import FinishedRun, Group
     from pgra.report.tables import Sample
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class ReportArguments(Arguments):
     )
     samples: int | None = arg(
         None,
-        "Show this many queries with what each run read and said; those that differ come first.",
+        "Show this many queries with what each run read and answered; differing ones first.",
         least=1,
     )
 
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = name_leading("--paths", argv)
     (args,) = parse_arguments([ReportArguments], words, prog="pgra report", **about(main))
+    from pgra.report.compare import compare_runs, load_reference
     from pgra.report.results import load_collection
     from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
 
@@ -76,27 +78,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for name in args.output:  # before anything is written
         choose("ending of --output", Path(name).suffix, (".html", *TABLE_FORMATS, *_FIGURES))
-    studies = _compare(groups, args)
+    studies = []
+    for group in groups:
+        if group.runs:
+            name = args.reference or group.reference
+            reference = None if name is None else load_reference(name)
+            studies.append(compare_runs(group, baseline=args.baseline, reference=reference))
     for path in map(Path, args.output):
         if path.suffix == ".html":
             write_page(path, studies)
         elif path.suffix in TABLE_FORMATS:
-            write_text(path, _tell(studies, path.suffix) + "\n")
+            write_text(path, _render(studies, path.suffix) + "\n")
         elif len(studies) > 1:
-            named = ", ".join(f"'{study.group.title}'" for study in studies)
-            raise ConfigError(f"a figure is of one table, and there are {named}: name fewer paths")
+            titles = ", ".join(f"'{study.group.title}'" for study in studies)
+            raise ConfigError(f"a figure is of one table, and there are {titles}: name fewer paths")
         else:
             save_figure(draw_study(studies[0]), path)
         logger.info("report: %s", path)
     if not args.output:
-        say(_tell(studies, ".txt"))
+        say(_render(studies, ".txt"))
     return 0
 
 
 def write_page(
     path: Path, studies: "Sequence[Study]", *, title: str | None = None, lead: str = ""
 ) -> None:
-    """Write the HTML page of some studies, with examples of what their runs read and said."""
+    """Write the HTML page of some studies, with examples of what their runs read and answered."""
     from pgra.report.tables import render_page
 
     title = title or ", ".join(study.group.title for study in studies)
@@ -104,14 +111,18 @@ def write_page(
     write_text(path, render_page(title, studies, samples, lead=lead))
 
 
-def _tell(studies: "Sequence[Study]", kind: str) -> str:
+def _render(studies: "Sequence[Study]", kind: str) -> str:
     """Write the studies' tables in one of `TABLE_FORMATS`; as CSV they are one."""
     from pgra.report.tables import TABLE_FORMATS, detail_table, long_table, results_table
 
-    tables = [table for study in studies for table in (results_table(study), detail_table(study))]
     if kind == ".csv":
         tables = [long_table(study) for study in studies]
-        tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
+        rows = chain.from_iterable(table.rows for table in tables)
+        tables = [replace(tables[0], rows=list(rows))]
+    else:
+        tables = []
+        for study in studies:
+            tables += [results_table(study), detail_table(study)]
     return "\n\n".join(TABLE_FORMATS[kind](table) for table in tables)
 
 
@@ -125,33 +136,36 @@ def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
     """
     from pgra.report.tables import RunAnswer, Sample
 
-    folders: dict[str, dict[Path, Trial]] = {}
-    for run in (run for group in groups for run in group.runs):
+    tasks: dict[str, dict[Path, FinishedRun]] = {}
+    for run in chain.from_iterable(group.runs for group in groups):
         # The metric of written answers follows the task's name, a run for each.
-        folders.setdefault(run.task.partition(" ")[0], {}).setdefault(run.folder, run)
-    shown = []
-    for task, runs in folders.items():
-        lines = [{line["id"]: line for line in run.predictions} for run in runs.values()]
-        shared = [name for name in lines[0] if all(name in each for each in lines)]
-        shared.sort(key=lambda name: len({each[name]["prediction"] for each in lines}) == 1)
-        pools = [_pool_texts(run) for run in runs.values()]
-        for name in shared[:count]:
-            first = lines[0][name]
-            right = " | ".join(first.get("answers") or [str(first["label"])])
+        tasks.setdefault(run.task.partition(" ")[0], {}).setdefault(run.folder, run)
+    samples = []
+    for task, by_folder in tasks.items():
+        runs = by_folder.values()
+        lines_of = [{line["id"]: line for line in run.predictions} for run in runs]
+        pools = [_pool_texts(run) for run in runs]
+        shared = [key for key in lines_of[0] if all(key in lines for lines in lines_of)]
+        shared.sort(key=lambda key: len({lines[key]["prediction"] for lines in lines_of}) == 1)
+        for key in shared[:count]:
+            query = lines_of[0][key]
+            right = " | ".join(query.get("answers") or [str(query["label"])])
             answers = []
-            for run, by_id, pool in zip(runs.values(), lines, pools, strict=True):
-                line = by_id[name]
-                is_label = None if "answers" in line else line["prediction"] == line["label"]
-                is_right = line.get("is_right", is_label)
-                who = f"{run.name}, seed {run.seed}"
-                answers.append(
-                    RunAnswer(who, line["prediction"], is_right, _read_before(line, pool))
+            for run, lines, pool in zip(runs, lines_of, pools, strict=True):
+                line = lines[key]
+                is_right = line["prediction"] == line["label"]
+                answer = RunAnswer(
+                    f"{run.name}, seed {run.seed}",
+                    line["prediction"],
+                    line.get("is_right", None if "answers" in line else is_right),
+                    _read_before(line, pool),
                 )
-            shown.append(Sample(task, f"{name}: {_one_line(first['text'])}", right, answers))
-    return shown
+                answers.append(answer)
+            samples.append(Sample(task, f"{key}: {_one_line(query['text'])}", right, answers))
+    return samples
 
 
-def _pool_texts(run: "Trial") -> Mapping[str, str]:
+def _pool_texts(run: "FinishedRun") -> Mapping[str, str]:
     """Return label and text of a run's exemplars by id; nothing where it has none."""
     if not any(line.get("exemplars") for line in run.predictions):
         return {}
@@ -159,74 +173,20 @@ def _pool_texts(run: "Trial") -> Mapping[str, str]:
     from pgra.runs import read_arguments
 
     pool = TaskData.read(read_arguments(run.folder, {}), is_trained=False).train
-    return {one.id: f"{one.label}: {_one_line(one.text)}" for one in pool}
+    return {example.id: f"{example.label}: {_one_line(example.text)}" for example in pool}
 
 
 def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
     """Return a query's exemplars in the prompt's order, or its evidence, best first."""
-    found = [
-        (one["similarity"], pool.get(one["id"], one["id"])) for one in line.get("exemplars", [])
-    ] or [(one["score"], _one_line(one["text"])) for one in line["evidence"]]
-    return [f"{'' if score is None else f'{score:.3f}'!s:>7}  {text}" for score, text in found]
+    texts = [(x["similarity"], pool.get(x["id"], x["id"])) for x in line.get("exemplars", ())]
+    if not texts:
+        texts = [(x["score"], _one_line(x["text"])) for x in line["evidence"]]
+    lines = []
+    for score, text in texts:
+        number = "" if score is None else f"{score:.3f}"
+        lines.append(f"{number:>7}  {text}")
+    return lines
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
-    """Compare the runs of each group that has any."""
-    from pgra.report.compare import compare_runs, load_reference
-
-    studies = []
-    for group in groups:
-        if group.runs:
-            name = args.reference or group.reference
-            reference = None if name is None else load_reference(name)
-            studies.append(compare_runs(group, baseline=args.baseline, reference=reference))
-    return studies
-
-
-@dataclass(kw_only=True)
-class ConsistencyArguments(Arguments):
-    """Whose evidence, and who labels it."""
-
-    runs: list[str] = arg(
-        [], "Finished runs, folders of them, or a grid of pgra ablate.", must_be_given=True
-    )
-    labeler: list[str] = arg([], "Plain runs, one for each task; default: those among --runs.")
-    output_dir: str = arg("", "Where labels, tables and plots go.", must_be_given=True)
-    plots: bool = arg(True, "Draw them too.", off="Tables only.")
-    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-
-
-def consistency(argv: Sequence[str] | None = None) -> int:
-    """Measure how often evidence has the label of its query.
-
-    Examples:
-      pgra train --task sst2 --method plain --output_dir runs/plain
-      pgra train --task sst2 --method fid --output_dir runs/fid
-      pgra train --task sst2 --output_dir runs/pgra
-      pgra worth runs/pgra runs/fid --labeler runs/plain --output_dir runs/consistency
-      pgra worth runs/ablate-opt_size --output_dir runs/consistency
-
-    The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-    whose label that is: the paper's Table 10 and Figures 2 and 4.
-    """
-    words = name_leading("--runs", argv)
-    (args,) = parse_arguments(
-        [ConsistencyArguments], words, prog="pgra worth RUNS", **about(consistency)
-    )
-    quiet_libraries()
-    from pgra.experiments.consistency import TABLES_FILE, report_consistency
-
-    folder = Path(args.output_dir)
-    report_consistency(
-        [Path(name) for name in args.runs],
-        folder,
-        labelers=[Path(name) for name in args.labeler],
-        device=args.device,
-        plots=args.plots,
-    )
-    say((folder / TABLES_FILE).read_text(encoding="utf-8"))
-    return 0

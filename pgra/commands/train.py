@@ -56,7 +56,7 @@ def run_method(
 
     common.quiet_libraries()
     if series.dry_run:
-        from pgra.commands.plan import show_plan
+        from pgra.experiments.dry_run import show_plan
 
         check_alone(f"{prog} --dry_run")
         common.say(show_plan(args))

@@ -8,9 +8,7 @@ the score of evidence that all had the commonest label of the queries (69 % on C
 paper's scores are 69.0 to 69.3 %), and *chance*, that of evidence unrelated to its query: the sum
 of the labels' shares of the queries times their shares of the evidence. See docs/worth.md.
 
-DIR/consistency.json                  scores
-DIR/consistency.md, .csv              the same as tables (.csv: the scores)
-DIR/counts-TASK.png, scores-TASK.png  the same drawn
+DIR/consistency.md, .csv              tables (.csv: the scores)
 DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line; the
                                       checksum is the labeler's
 """
@@ -19,28 +17,25 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pgra.artifacts import digest, file_checksum, set_aside, write_json, write_lines, write_text
+from pgra.artifacts import digest, file_checksum, set_aside, write_lines, write_text
 from pgra.errors import ConfigError, DamageError, DataError
-from pgra.reader import RECORD_FILE
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
-from pgra.report.results import Trial, load_collection, read_lines
-from pgra.report.tables import Cell, Table, save_figure
+from pgra.report.results import FinishedRun, load_collection
+from pgra.report.tables import Cell, Table
+from pgra.run_folder import RECORD_FILE, read_lines
 from pgra.types import Json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
-CONSISTENCY_FILE = "consistency.json"
 TABLES_FILE = "consistency.md"
 _SEED = 0
 _SAVED_EVERY = 10_000
@@ -48,7 +43,7 @@ _MEANING = (
     "Consistency: mean share of a query's evidence whose pseudo-label is the query's label.",
     "Majority rate: the consistency of evidence that all had the commonest label of the queries.",
     "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
-    "Intervals and p are of a bootstrap over queries; a difference whose interval holds 0 is none.",
+    "Intervals and p are of a bootstrap over queries; if the interval holds 0, it may be noise.",
 )
 _Counts = npt.NDArray[np.int64]
 Lines = Sequence[Mapping[str, Any]]  # of a run's predictions.jsonl
@@ -64,7 +59,6 @@ class Consistency:
         shares: Share of consistent evidence of each of these queries, in 0..1.
         queries: How many queries have 0, 1, ... d consistent evidence, (d + 1,).
         right: How many of these were decided rightly.
-        pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
     """
 
     name: str
@@ -75,7 +69,6 @@ class Consistency:
     right: _Counts
     majority: float
     chance: float
-    pseudo_labels: Mapping[str, float]
 
     @property
     def depth(self) -> int:
@@ -92,39 +85,33 @@ class Consistency:
         """The score's 95 % interval over resamples of the queries (Efron 1979)."""
         return interval_95(bootstrap_mean(self.shares, seed=_SEED))
 
-    def as_json(self) -> dict[str, Json]:
-        """Return all of it but the single queries."""
-        arrays = ("ids", "shares", "queries", "right")
-        kept = {name: value for name, value in vars(self).items() if name not in arrays}
-        ends = list(self.interval)
-        return {**kept, "queries": len(self.shares), "score": self.score, "interval_95": ends}
-
 
 def measure_consistency(
-    name: str, task: str, lines: Lines, pseudo_labels: Mapping[str, str], *, labels: Sequence[str]
+    name: str, task: str, lines: Lines, pseudo_labels: Mapping[str, str]
 ) -> Consistency:
     """Compare the pseudo-labels of a run's evidence, by text, with its queries' labels.
 
     `lines` are those of `predictions.jsonl`; queries without evidence are left out.
     """
     lines = [line for line in lines if line["evidence"]]
-    said = [[pseudo_labels[seen["text"]] for seen in line["evidence"]] for line in lines]
-    depth = max(map(len, said))
-    counts = np.array([own.count(line["label"]) for line, own in zip(lines, said, strict=True)])
-    shares = counts / np.array([len(own) for own in said])
+    truth = [line["label"] for line in lines]
+    evidence = [[pseudo_labels[passage["text"]] for passage in x["evidence"]] for x in lines]
+    counts = np.array([seen.count(label) for seen, label in zip(evidence, truth, strict=True)])
+    sizes = np.array([len(seen) for seen in evidence])
     is_right = np.array([line["prediction"] == line["label"] for line in lines])
-    truth = Counter(line["label"] for line in lines)
-    pseudo = Counter(label for own in said for label in own)
+    of_queries = Counter(truth)
+    of_evidence = Counter(chain.from_iterable(evidence))
+    num_bins = sizes.max() + 1
     return Consistency(
         name,
         task,
-        [line["id"] for line in lines],
-        shares,
-        np.bincount(counts, minlength=depth + 1),
-        np.bincount(counts[is_right], minlength=depth + 1),
-        majority=max(truth.values()) / len(lines),
-        chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
-        pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
+        ids=[line["id"] for line in lines],
+        shares=counts / sizes,
+        queries=np.bincount(counts, minlength=num_bins),
+        right=np.bincount(counts[is_right], minlength=num_bins),
+        majority=max(of_queries.values()) / len(lines),
+        chance=sum(of_queries[x] * of_evidence[x] for x in of_queries)
+        / (len(lines) * of_evidence.total()),
     )
 
 
@@ -141,24 +128,35 @@ def score_table(
     """
     bases = {run.task: run for run in runs if run.name == baseline}
     rows: list[dict[str, float | str | None]] = []
+    scores: dict[str, list[float]] = {}
     for run in runs:
-        base, (low, high) = bases.get(run.task), run.interval
+        score = 100 * run.score
+        scores.setdefault(run.name, []).append(score)
         row: dict[str, float | str | None] = {
-            **{"run": run.name, "task": run.task, "d": run.depth, "queries": len(run.shares)},
-            **{"consistency": 100 * run.score, "low": 100 * low, "high": 100 * high},
+            "run": run.name,
+            "task": run.task,
+            "d": run.depth,
+            "queries": len(run.shares),
+            "consistency": score,
+            "low": 100 * run.interval[0],
+            "high": 100 * run.interval[1],
             "paper": paper.get((run.task, run.name)),
-            **{"majority rate": 100 * run.majority, "chance": 100 * run.chance},
+            "majority rate": 100 * run.majority,
+            "chance": 100 * run.chance,
         }
-        if base is not None and base is not run and list(base.ids) == list(run.ids):
+        base = bases.get(run.task, run)
+        if base is not run and base.ids == run.ids:
             gap = compare_means(run.shares, base.shares, seed=_SEED)
-            low, high = gap.interval
-            row |= {"difference": 100 * gap.difference, "p": gap.p}
-            row |= {"difference_low": 100 * low, "difference_high": 100 * high}
+            row |= {
+                "difference": 100 * gap.difference,
+                "difference_low": 100 * gap.interval[0],
+                "difference_high": 100 * gap.interval[1],
+                "p": gap.p,
+            }
         rows.append(row)
-    for name in dict.fromkeys(run.name for run in runs):
-        own = [100 * run.score for run in runs if run.name == name]
-        if len(own) > 1:  # table 10's last column
-            mean = float(np.mean(own))
+    for name, values in scores.items():
+        if len(values) > 1:  # table 10's last column
+            mean = float(np.mean(values))
             printed = paper.get((AVERAGE, name))
             rows.append({"run": name, "task": AVERAGE, "consistency": mean, "paper": printed})
     title = f"Label consistency of evidence, and its difference to {baseline}"
@@ -166,61 +164,34 @@ def score_table(
 
 
 _SCORES = {  # how each number is shown
-    **{"run": "", "task": "", "d": "", "queries": "", "consistency": ".1f", "low": ".1f"},
-    **{"high": ".1f", "paper": ".1f", "majority rate": ".1f", "chance": ".1f"},
-    **{"difference": "+.1f", "difference_low": "+.1f", "difference_high": "+.1f", "p": ".3f"},
+    "run": "",
+    "task": "",
+    "d": "",
+    "queries": "",
+    "consistency": ".1f",
+    "low": ".1f",
+    "high": ".1f",
+    "paper": ".1f",
+    "majority rate": ".1f",
+    "chance": ".1f",
+    "difference": "+.1f",
+    "difference_low": "+.1f",
+    "difference_high": "+.1f",
+    "p": ".3f",
 }
 
 
 def count_table(runs: Sequence[Consistency]) -> Table:
     """Return queries and accuracy by number of consistent evidence (Figure 2)."""
-    kinds = ("queries", "accuracy")
-    columns = ["consistent", *(f"{run.name}: {kind}" for run in runs for kind in kinds)]
-    rows = []
-    for number in range(max(run.depth for run in runs) + 1):
-        cells = [Cell(str(number))]
-        for run in runs:
-            queries, right = (sum(own[number : number + 1]) for own in (run.queries, run.right))
-            cells.append(Cell(str(queries)))
-            cells.append(Cell.of(100 * right / queries, ".1f") if queries else Cell("-"))
-        rows.append(cells)
+    columns = ["consistent"]
+    rows = [[Cell(str(number))] for number in range(max(run.depth for run in runs) + 1)]
+    for run in runs:
+        columns += [f"{run.name}: queries", f"{run.name}: accuracy"]
+        for number, row in enumerate(rows):
+            count = run.queries[number] if number <= run.depth else 0
+            accuracy = Cell.of(100 * run.right[number] / count, ".1f") if count else Cell("-")
+            row += [Cell(str(count)), accuracy]
     return Table(f"{runs[0].task}: by number of consistent evidence", columns, rows)
-
-
-def plot_counts(runs: Sequence[Consistency]) -> "Figure":
-    """Draw the `count_table` of a task's runs, a panel a run (Figure 2)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.4 * len(runs), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-    for axes, run in zip(panels, runs, strict=True):
-        axes.bar(range(run.depth + 1), run.queries, color="0.8")
-        title = f"{run.name}: {100 * run.score:.1f} % consistent"
-        axes.set(xlabel=f"consistent evidence of {run.depth}", ylabel="queries (bars)", title=title)
-        right = axes.twinx()
-        numbers = np.flatnonzero(run.queries)
-        right.plot(numbers, run.right[numbers] / run.queries[numbers], "o-", color="black")
-        right.axhline(run.majority, color="0.4", linestyle="--", label="majority rate")
-        right.legend(loc="lower right", fontsize="small", frameon=False)
-        right.set(ylim=(0, 1.05), ylabel="accuracy (line)")
-    return figure
-
-
-def plot_scores(runs: Sequence[Consistency]) -> "Figure":
-    """Draw a task's scores, intervals, majority rate and chance (Figure 4)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 1.2 + 0.5 * len(runs)), layout="constrained")
-    axes = figure.subplots()
-    for height, run in enumerate(reversed(runs)):
-        axes.plot(run.interval, [height, height], color="0.6", linewidth=3)
-        axes.plot(run.score, height, "o", color="black")
-        axes.plot(run.chance, height, "|", color="black", markersize=14)
-    axes.axvline(runs[0].majority, color="0.4", linestyle="--")
-    axes.set_yticks(range(len(runs)), [run.name for run in reversed(runs)])
-    lines = "95 % interval; dashed: majority rate; |: chance"
-    axes.set_xlabel(f"label consistency on {runs[0].task}, {lines}")
-    return figure
 
 
 # Pseudo-labels, by a plain reader.
@@ -232,11 +203,6 @@ class Labeler:
 
     home: Path
     record: ReaderRecord
-
-    @property
-    def checksum(self) -> str:
-        """Checksum of its record, which holds those of its weights."""
-        return file_checksum(self.home / RECORD_FILE)
 
 
 def open_labeler(folder: Path) -> Labeler:
@@ -259,35 +225,31 @@ def label_texts(
     Labels are kept in `folder` for other calls, whose texts are returned too, and saved as they
     come.
     """
-    path = folder / f"{labeler.record.task}-{labeler.checksum[:12]}.jsonl"
-    known: dict[str, dict[str, float]] = {}
-    try:
-        for row in read_lines(path) if path.is_file() else ():
-            if row.pop("digest", None) != digest(row):
-                raise DamageError(f"{path} is damaged")
-            known[row["text"]] = row["scores"]
-    except DamageError as error:
-        set_aside(path, error.what)
-        known = {}
-    missing = [text for text in dict.fromkeys(texts) if text not in known]
+    checksum = file_checksum(labeler.home / RECORD_FILE)  # which holds those of its weights
+    path = folder / f"{labeler.record.task}-{checksum[:12]}.jsonl"
+    probabilities: dict[str, dict[str, float]] = {}
+    if path.is_file():
+        try:
+            for row in read_lines(path):
+                if row.pop("digest", None) != digest(row):
+                    raise DamageError(f"{path} is damaged")
+                probabilities[row["text"]] = row["scores"]
+        except DamageError as error:
+            set_aside(path, error.what)
+            probabilities = {}
+    missing = [text for text in dict.fromkeys(texts) if text not in probabilities]
     logger.info("labeler %s: %d texts, %d to read", labeler.home, len(texts), len(missing))
     if missing:
         reader = Reader.load(labeler.home, device=device)
     for start in range(0, len(missing), _SAVED_EVERY):
-        part = missing[start : start + _SAVED_EVERY]
-        decided = reader.predict(part, [])
-        known |= {text: dict(one.scores) for text, one in zip(part, decided, strict=True)}
+        batch = missing[start : start + _SAVED_EVERY]
+        for text, prediction in zip(batch, reader.predict(batch, []), strict=True):
+            probabilities[text] = dict(prediction.scores)
         lines: list[dict[str, Json]]
-        lines = [{"text": text, "scores": scores} for text, scores in known.items()]
+        lines = [{"text": text, "scores": scores} for text, scores in probabilities.items()]
         write_lines(path, [{**line, "digest": digest(line)} for line in lines])
     # Of equal chances the task's first label.
-    return {text: max(scores, key=lambda x: scores[x]) for text, scores in known.items()}
-
-
-def distinct_evidence(runs: Sequence[Lines]) -> list[str]:
-    """Return the texts of all evidence, each once, in the order met."""
-    seen = (item for lines in runs for line in lines for item in line["evidence"])
-    return list(dict.fromkeys(str(item["text"]) for item in seen))
+    return {text: max(scores, key=lambda x: scores[x]) for text, scores in probabilities.items()}
 
 
 def report_consistency(
@@ -296,7 +258,6 @@ def report_consistency(
     *,
     labelers: Sequence[Path] = (),
     device: str = "auto",
-    plots: bool = True,
 ) -> list[Consistency]:
     """Label the runs' evidence, measure how consistent it is with the queries, and write both.
 
@@ -308,13 +269,12 @@ def report_consistency(
         labelers: Finished runs of `--num_evidence 0`, one for each task; without any, each task's
             plain run of the lowest seed among `runs`.
         device: Where the labelers read.
-        plots: Whether to draw.
 
     Returns:
         One for each row with evidence on each task.
 
     Raises:
-        ArtifactError: If a folder is no finished run, or runs of a task cannot be compared.
+        ArtifactError: If a folder is not a finished run, or runs of a task cannot be compared.
         ConfigError: If a labeler reads evidence, or a task has none.
         DataError: If a labeler's labels are not the runs', or no run has evidence.
     """
@@ -324,72 +284,68 @@ def report_consistency(
         raise ConfigError(f"--runs holds several tables' runs ({named}): give those of one")
     study = compare_runs(groups[0])
     rows = _rows_with_evidence(study)
+    labelers_of = _choose_labelers(study, labelers, rows)
+    measured: list[Consistency] = []
+    for task, labeler in labelers_of.items():
+        lines_of = {row: run.predictions for (of, row), run in rows.items() if of == task}
+        lines = chain.from_iterable(lines_of.values())
+        evidence = chain.from_iterable(line["evidence"] for line in lines)
+        texts = [passage["text"] for passage in evidence]
+        pseudo = label_texts(labeler, texts, output_dir / "pseudo_labels", device=device)
+        for name, lines_of_row in lines_of.items():
+            measured.append(measure_consistency(name, task, lines_of_row, pseudo))
     names = list(dict.fromkeys(name for _, name in rows))
     base = study.baseline if study.baseline in names else names[0]
-    measured: list[Consistency] = []
-    by_task = _choose_labelers(study, labelers, rows)
-    for task, labeler in by_task.items():
-        own = {name: run.predictions for (of, name), run in rows.items() if of == task}
-        texts = distinct_evidence(list(own.values()))
-        pseudo = label_texts(labeler, texts, output_dir / "pseudo_labels", device=device)
-        labels = labeler.record.labels
-        measured += [
-            measure_consistency(name, task, lines, pseudo, labels=labels)
-            for name, lines in own.items()
-        ]
-    printed = load_reference("T10")
+    reference = load_reference("T10")
     paper: dict[Row, float] = {}
     for name in names:
         tasks = [task for task, other in rows if other == name]
-        numbers = printed.beside(rows[tasks[0], name], tasks, [*tasks, AVERAGE])
-        paper |= {(column, name): value for column, value in numbers.items()}
-    notes = [f"{task}: pseudo-labels are those of {one.home}." for task, one in by_task.items()]
-    notes += printed.notes_on(list(by_task)) if paper else []
-    tables = [score_table(measured, baseline=base, paper=paper, notes=notes)]
-    write_text(output_dir / "consistency.csv", tables[0].to_csv() + "\n")
-    for task in by_task:
-        of_task = [run for run in measured if run.task == task]
-        tables.append(count_table(of_task))
-        for plot, name in ((plot_counts, "counts"), (plot_scores, "scores")) if plots else ():
-            save_figure(plot(of_task), output_dir / f"{name}-{task}.png")
-    write_text(output_dir / TABLES_FILE, "\n\n".join(t.to_markdown() for t in tables) + "\n")
-    checksums = {task: labeler.checksum for task, labeler in by_task.items()}
-    values = {"baseline": base, "labelers": checksums, "runs": [run.as_json() for run in measured]}
-    write_json(output_dir / CONSISTENCY_FILE, values)
+        printed = reference.beside(rows[tasks[0], name], tasks, [*tasks, AVERAGE])
+        paper |= {(column, name): value for column, value in printed.items()}
+    notes = [f"{task}: pseudo-labels are those of {x.home}." for task, x in labelers_of.items()]
+    if paper:
+        notes += reference.notes_on(list(labelers_of))
+    scores = score_table(measured, baseline=base, paper=paper, notes=notes)
+    write_text(output_dir / "consistency.csv", scores.to_csv() + "\n")
+    tables = [scores]
+    for task in labelers_of:
+        tables.append(count_table([run for run in measured if run.task == task]))
+    text = "\n\n".join(table.to_markdown() for table in tables)
+    write_text(output_dir / TABLES_FILE, text + "\n")
     return measured
 
 
-def _rows_with_evidence(study: Study) -> dict[Row, Trial]:
+def _rows_with_evidence(study: Study) -> dict[Row, FinishedRun]:
     """Return the run of the lowest seed of each row with evidence, in a report's order."""
-    firsts = {
-        (task, row): study.results[row, task].runs[0]
-        for task in study.tasks
-        for row in study.rows
-        if (row, task) in study.results
-    }
-    found = {key: run for key, run in firsts.items() if any(e["evidence"] for e in run.predictions)}
-    if not found:
+    runs = {}
+    for task, row in product(study.tasks, study.rows):
+        if (row, task) in study.results:
+            run = study.results[row, task].runs[0]
+            if any(line["evidence"] for line in run.predictions):
+                runs[task, row] = run
+    if not runs:
         raise DataError("no run has evidence to be consistent with: give runs of pgra or fid")
-    return found
+    return runs
 
 
 def _choose_labelers(
-    study: Study, folders: Sequence[Path], rows: Mapping[Row, Trial]
+    study: Study, folders: Sequence[Path], rows: Mapping[Row, FinishedRun]
 ) -> dict[str, Labeler]:
     """Return each task's labeler: as named, else the task's own plain run."""
-    known = {labeler.record.task: labeler for labeler in map(open_labeler, folders)}
-    if len(known) < len(folders):
+    labelers = {labeler.record.task: labeler for labeler in map(open_labeler, folders)}
+    if len(labelers) < len(folders):
         raise ConfigError("two labelers are of one task: give one for each task of the runs")
+    for run in sorted(study.group.runs, key=lambda run: run.seed):
+        if run.method == "plain" and run.task not in labelers:
+            labelers[run.task] = open_labeler(run.folder)
     chosen: dict[str, Labeler] = {}
     for (task, _), run in rows.items():
-        plain_runs = [r for r in study.group.runs if (r.task, r.method) == (task, "plain")]
-        if task not in known and plain_runs:
-            known[task] = open_labeler(min(plain_runs, key=lambda run: run.seed).folder)
-        if task not in known:
+        if task not in labelers:
             raise ConfigError(
                 f"no labeler is of task '{task}': give its run of --num_evidence 0 by --labeler"
             )
-        labeler = chosen[task] = known[task]
+        labeler = labelers[task]
         if run.labels != {*labeler.record.labels}:
             raise DataError(f"{labeler.home} has other labels than {run.folder}: give another one")
+        chosen[task] = labeler
     return chosen

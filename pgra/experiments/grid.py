@@ -24,25 +24,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from pgra import config
 from pgra.artifacts import write_sealed
-from pgra.context import ALONE, Context
+from pgra.context import Context
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import find_method, find_sections
-from pgra.reader import READER_FOLDER
-from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
-from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, remove_checkpoints
+from pgra.report.results import GRID_FILE
+from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, RunFolder, read_object
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
 PROFILE = "profile"
-_OF_POINTS = ("by_task", "name", "seeds")
+_OF_POINTS = {"by_task", "name", "seeds"}
 
 
 @dataclass(frozen=True)
@@ -97,24 +96,28 @@ class Grid:
     def cells(self) -> list[Point]:
         """The points in the order of the table, crossed with the axes."""
         cells = []
-        for given in self.points:
-            own = {name: value for name, value in given.items() if name not in _OF_POINTS}
+        for entry in self.points:
+            values = {name: entry[name] for name in entry if name not in _OF_POINTS}
+            first = [str(entry["name"])] if "name" in entry else self._words(values)
             for combination in product(*self.grid.values()):
                 crossed = dict(zip(self.grid, combination, strict=True))
-                words = [str(given["name"])] if "name" in given else self._words(own)
-                name = ", ".join([*words, *self._words(crossed)]) or self.name
-                by_task = given.get("by_task", {})
-                seeds = given.get("seeds", ())
-                cells.append(Point(name, {**own, **crossed}, by_task, seeds))
+                name = ", ".join([*first, *self._words(crossed)]) or self.name
+                by_task = entry.get("by_task", {})
+                seeds = entry.get("seeds", ())
+                cells.append(Point(name, {**values, **crossed}, by_task, seeds))
         return cells
 
     def _words(self, values: Mapping[str, Any]) -> list[str]:
-        named = [(self.labels.get(name, name), short(value)) for name, value in values.items()]
-        return [f"{label}={value}" if label else value for label, value in named]
+        words = []
+        for name, value in values.items():
+            label = self.labels.get(name, name)
+            words.append(f"{label}={short(value)}" if label else short(value))
+        return words
 
     @property
     def axes(self) -> list[str]:
-        return list(dict.fromkeys(name for point in self.cells for name in point.values))
+        """The arguments that vary, in the order of the file."""
+        return list(dict.fromkeys(chain.from_iterable(point.values for point in self.cells)))
 
     def under(self, task: str | None, point: Point) -> list[config.Defaults]:
         """Return defaults below `--profile` and `--config`; later ones win."""
@@ -131,9 +134,10 @@ class Grid:
 
     def over(self, task: str | None, point: Point) -> config.Defaults:
         """Return the point's own values, which win against `--profile` and `--config`."""
-        values = {name: value for name, value in point.values.items() if name != PROFILE}
+        values = dict(point.values)
+        values.pop(PROFILE, None)
         if task is not None:
-            values = {**values, **point.by_task.get(task, {}), "task": task}
+            values |= {**point.by_task.get(task, {}), "task": task}
         return config.Defaults(f"{self.origin}: {point.name}", values, wins=True)
 
 
@@ -154,7 +158,7 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if {"seed", "task"} & {*grid.axes}:
-        raise ConfigError(f"{path}: seed and task are no axes: give --seeds or --tasks")
+        raise ConfigError(f"{path}: seed and task cannot be axes: give --seeds or --tasks")
     return grid
 
 
@@ -185,9 +189,13 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 def argument_names(grid: Grid) -> set[str]:
     """Return the names of all arguments of the classes that a grid names."""
-    named = [{**grid.base, **point.values} for point in grid.cells]
-    chosen = [find_sections({n: own[n] for n in config.CHOOSING if n in own}) for own in named]
-    return {f.name for sections in chosen for cls in sections.values() for f in fields(cls)}
+    names: set[str] = set()
+    for point in grid.cells:
+        values = {**grid.base, **point.values}
+        chosen = {name: values[name] for name in config.CHOOSING if name in values}
+        for cls in find_sections(chosen).values():
+            names |= {f.name for f in fields(cls)}
+    return names
 
 
 def short(value: Json) -> str:
@@ -197,7 +205,7 @@ def short(value: Json) -> str:
 
 
 @dataclass(frozen=True)
-class GridRun:
+class GridRun(RunFolder):
     """One run of a grid; `task` is as the grid names it, None where the arguments do."""
 
     point: Point
@@ -208,10 +216,6 @@ class GridRun:
     def name(self) -> str:
         task = "" if self.task is None else f"{self.task}, "
         return f"{task}{self.point.name}, seed {self.args.seed}"
-
-    @property
-    def is_finished(self) -> bool:
-        return (self.args.folder / METRICS_FILE).is_file()
 
 
 def task_name(task: str) -> str:
@@ -224,7 +228,7 @@ def make_runs(
     seeds: Sequence[int],
     root: Path,
     resolve: Callable[[str | None, Point], RunArguments],
-    asked: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
 ) -> list[GridRun]:
     """Return a grid's runs in the order of its table: by task, point and seed.
 
@@ -236,32 +240,38 @@ def make_runs(
         seeds: One run each; empty for those of each point, else the grid's.
         root: Folder of all of them.
         resolve: Returns the arguments of a task and point.
-        asked: Tasks that replace the file's; empty where the arguments name one.
+        tasks: Those that replace the file's; empty where the arguments name one.
 
     Raises:
         ConfigError: If a point contradicts itself; it is named.
     """
-    from pgra.runs import variant  # and torch, which a help does without
-
     runs = []
-    tasks = grid.tasks if asked is None else asked
+    if tasks is None:
+        tasks = grid.tasks
     is_apart = max(len(grid.tasks), len(tasks)) > 1
     for task, point in product(tasks or (None,), grid.cells):
-        folder = root / (task_name(task or "") if is_apart else "") / point.folder
+        home = root / task_name(task) if is_apart and task else root
         try:
             args = resolve(task, point)
             is_drawn = find_method(args.runtime.method).uses_seed(args)
         except ConfigError as error:
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
-        own_seeds = seeds or point.seeds or grid.seeds
-        for seed in own_seeds if is_drawn else own_seeds[:1]:
-            mine = variant(args, folder / "seed-{seed}", seed)
-            runs.append(GridRun(point, task, mine))
+        of_point = seeds or point.seeds or grid.seeds
+        if not is_drawn:
+            of_point = of_point[:1]
+        for seed in of_point:
+            folder = home / point.folder / f"seed-{seed}"
+            changed = args.change(args.output_section, output_dir=str(folder), seed=seed)
+            runs.append(GridRun(folder, point, task, changed))
     return runs
 
 
 def run_grid(
-    runs: Sequence[GridRun], context: Context = ALONE, *, drop_readers: bool = False
+    runs: Sequence[GridRun],
+    make: Callable[[RunArguments], object],
+    context: Context,
+    *,
+    drop_readers: bool = False,
 ) -> dict[str, str]:
     """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
 
@@ -269,24 +279,21 @@ def run_grid(
     process alone, for which the rest would wait. `drop_readers` leaves plain readers, which label
     evidence.
     """
-    from pgra.runs import run_all
-
     failures = {}
     # By seed, so that a stopped grid can be reported.
     for number, run in enumerate(sorted(runs, key=lambda run: run.args.seed), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
-            run_all({run.args.seed: run.args}, context, may_lack_reader=True)
+            make(run.args)
         except PgraError as error:
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
             failures[run.name] = " ".join(str(error).split())
             continue
-        is_dropped = drop_readers and run.args.method != "plain"
-        if is_dropped and context.is_main and run.is_finished:
-            remove_checkpoints(run.args.folder)
-            (run.args.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
+        if drop_readers and run.args.method != "plain" and context.is_main:
+            run.remove_checkpoints()
+            (run.reader_folder / WEIGHTS_FILE).unlink(missing_ok=True)
         context.barrier()
     return failures
 
@@ -303,8 +310,9 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
         raise ArtifactError(f"{root} holds another grid or a run: choose another --output_dir")
     points: dict[tuple[str | None, str], dict[str, Any]] = {}
     for run in runs:
-        values = {n: v for section in run.args.as_json().values() for n, v in section.items()}
-        values[PROFILE] = run.point.values.get(PROFILE)
+        values: dict[str, Json] = {PROFILE: run.point.values.get(PROFILE)}
+        for section in run.args.as_json().values():
+            values |= section
         fresh = {
             "name": run.point.name,
             "task": task_name(str(run.args.data.task)),
@@ -312,7 +320,7 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
             "seeds": {},
         }
         entry = points.setdefault((run.task, run.point.name), fresh)
-        entry["seeds"][str(run.args.seed)] = str(run.args.folder.relative_to(root))
+        entry["seeds"][str(run.args.seed)] = str(run.folder.relative_to(root))
     record = {
         "name": grid.name,
         "title": grid.title,

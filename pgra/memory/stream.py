@@ -59,7 +59,7 @@ from pgra.memory.lookup import (
 from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
-from pgra.report.results import read_lines, read_metrics, read_object, write_metrics
+from pgra.run_folder import METRICS_FILE, read_lines, read_metrics, read_object, write_metrics
 from pgra.types import MISSING_ROW, Example, Json
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ logger = logging.getLogger(__name__)
 SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _RUN_FILE = "run.json"
 _STEPS_FILE = "steps.jsonl"
-_METRICS_FILE = "metrics.json"
 _FORMAT = 2  # of a step's line
 _AHEAD = 16  # questions that an LM here is asked together
 _SHOWN_CHARS = 80
@@ -495,7 +494,7 @@ class Experiment:
         results = []
         with lock_folder(self.folder):
             path = self.folder / _RUN_FILE
-            if path.is_file() and any(self.folder.glob(f"*/{_METRICS_FILE}")):
+            if path.is_file() and any(self.folder.glob(f"*/{METRICS_FILE}")):
                 check_fingerprint(self.folder, made=read_object(path), asked=self.identity)
             else:
                 write_sealed(path, self.identity)
@@ -503,7 +502,7 @@ class Experiment:
                 steps = streams[variant.seed]
                 folder = self.folder / variant.name
                 stream = digest([asdict(step) for step in steps])[:12]
-                if (folder / _METRICS_FILE).is_file():
+                if (folder / METRICS_FILE).is_file():
                     finished = {"stream": read_metrics(folder)["stream"]}
                     check_fingerprint(folder, made=finished, asked={"stream": stream})
                     outcomes = [StepOutcome(**line) for line in read_lines(folder / _STEPS_FILE)]

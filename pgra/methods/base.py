@@ -31,7 +31,7 @@ from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArgume
 from pgra.reader.arguments import FolderArguments
 from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import Decisions as Decisions
-from pgra.rerank import RERANKERS, find_reranker
+from pgra.rerank import RERANKERS, BaseReranker, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 from pgra.types import Example, Json
 
@@ -223,10 +223,14 @@ class Method(Timed, ABC):
 
     data: TaskData
 
-    def __init__(self, args: RunArguments, context: Context) -> None:
+    def __init__(
+        self, args: RunArguments, context: Context, reranker: BaseReranker | None = None
+    ) -> None:
+        """Keep what to run, and where; a ready `reranker` replaces the one of the arguments."""
         super().__init__()
         self.args = args
         self.context = context
+        self.reranker = reranker
         self.seed = args.seed
 
     @classmethod
@@ -458,9 +462,11 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
     return RunArguments(sections)
 
 
-def open_method(args: RunArguments, context: Context) -> Method:
+def open_method(
+    args: RunArguments, context: Context, reranker: BaseReranker | None = None
+) -> Method:
     """Make and open the method that the arguments name; it raises as `Method.open`."""
-    method = find_method(args.runtime.method)(args, context)
+    method = find_method(args.runtime.method)(args, context, reranker)
     method.open()
     return method
 

@@ -34,7 +34,7 @@ class NearestNeighbors(Method):
 
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
-        stages = Stages.read(self.args, self.context)
+        stages = Stages.read(self.args, self.context, self.reranker)
         self.data = stages.data.labelled()
         self.fingerprints = stages.fingerprints
         args = self.args["retriever"]

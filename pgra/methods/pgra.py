@@ -18,7 +18,6 @@ import numpy as np
 
 from pgra.arrays import Scores
 from pgra.artifacts import check_fingerprint
-from pgra.context import Context
 from pgra.data.answers import AnsweredExample
 from pgra.data.tasks import AnyTask, Task, bare_task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
@@ -35,8 +34,8 @@ from pgra.methods.base import (
     task_name,
 )
 from pgra.methods.stages import Stages, neighbor_model, reads_prompt
+from pgra.model_card import write_card
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
-from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.arguments import default_learning_rate
 from pgra.reader.calibration import MOST_TEXTS, Calibration, decide, fit_calibration
 from pgra.reader.fid import FusionReader
@@ -46,7 +45,7 @@ from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, find_reranker
-from pgra.run_folder import write_card
+from pgra.run_folder import READER_FOLDER, RECORD_FILE
 from pgra.types import Example, Json
 
 logger = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class Pgra(Method):
 
     def read_data(self) -> None:
         """Read the task, with the LM's prompt."""
-        self.stages = Stages.read(self.args, self.context)
+        self.stages = Stages.read(self.args, self.context, self.reranker)
         self.data = self.stages.data
         self.fingerprints = self.stages.fingerprints
         self.seconds = self.stages.seconds
@@ -376,7 +375,7 @@ class Pgra(Method):
         self.source = load.find_model(str(home))
         self.open_tokenizer()
         self.open_reader(home)
-        self.stages = _open_recorded(home, record, self.data, self.args, self.context)
+        self.stages = _open_recorded(home, record, self)
         return True
 
 
@@ -409,10 +408,11 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArgument
     return args
 
 
-def _open_recorded(
-    home: Path, record: ReaderRecord, data: TaskData, args: RunArguments, context: Context
-) -> Stages:
-    """Open the stages; refuse what is not the run's before anything long begins."""
+def _open_recorded(home: Path, record: ReaderRecord, method: Pgra) -> Stages:
+    """Open a method's stages; refuse what is not the run's before anything long begins."""
+    args = method.args
+    context = method.context
+    data = method.data
     prompt = record.prompt or FewShotPrompt(prompt_template(data.task))
     if not record.num_evidence:  # nothing is searched
         return Stages(args, context, prompt, data)
@@ -427,7 +427,15 @@ def _open_recorded(
         exemplars = Stages.read(args, context).exemplars
     fingerprints: Mapping[str, Any] = record.fingerprints
     reference = Reference(made=fingerprints["reranker"], folder=home)
-    stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
+    stages = Stages(
+        args,
+        context,
+        prompt,
+        data,
+        exemplars=exemplars,
+        reference=reference,
+        ready=method.reranker,
+    )
     check = partial(
         check_fingerprint, home, now="what is there now is", way_out="restore it, or train again"
     )

@@ -26,8 +26,8 @@ from pgra.methods.kate import answer_bar, count_word_tokens, score_words, write_
 from pgra.methods.pgra import Pgra
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
 from pgra.reader.calibration import Calibration, decide
-from pgra.report.results import EvidenceLine, read_object
-from pgra.run_folder import TRAINING_FILE
+from pgra.report.results import EvidenceLine
+from pgra.run_folder import TRAINING_FILE, read_object
 from pgra.types import Example, Json
 
 

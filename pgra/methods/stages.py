@@ -8,11 +8,12 @@ Any retriever finds the candidates, `exhaustive` too: the best of the whole corp
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -36,10 +37,6 @@ from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 logger = logging.getLogger(__name__)
-
-
-# Of B queries: the first stage's candidates, and the second stage's order of them.
-Found = tuple[Candidates, Candidates]
 
 
 @dataclass(frozen=True)
@@ -74,27 +71,29 @@ class Stages(Timed):
         *,
         exemplars: NearestExemplars | None = None,
         reference: Reference | None = None,
+        ready: BaseReranker | None = None,
     ) -> None:
         """Open nothing yet; `data` is empty where a finished run decides new queries.
 
-        `reference` is what a similarity is fitted to; None is the task's training examples.
+        `reference` is what a similarity is fitted to; None is the task's training examples. `ready`
+        replaces the reranker that the arguments name.
         """
         super().__init__()
-        context = replace(
+        self.args = args
+        self.context = replace(
             context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
         )
-        self.args = args
-        self.context = context
         self.prompt = prompt
         self.exemplars = exemplars
         self.data = data
-        self.reference = reference
+        self.reference = reference or Reference(data.train, data.task.prompt_words)
+        self.ready = ready
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
     @classmethod
-    def read(cls, args: RunArguments, context: Context) -> Self:
-        """Read a task's data and write its prompt.
+    def read(cls, args: RunArguments, context: Context, ready: BaseReranker | None = None) -> Self:
+        """Read a task's data and write its prompt; a `ready` reranker has one.
 
         Raises:
             ConfigError: If no task is named, or there are too few examples for the prompt.
@@ -103,27 +102,26 @@ class Stages(Timed):
         data = TaskData.read(args)
         prompt = FewShotPrompt(prompt_template(data.task))
         exemplars = None
-        shown: Collection[str] = ()
-        given = context.shared.get("reranker")
-        if given is not None:
+        in_prompt: set[str] = set()
+        if ready is not None:
             if not args.rerank.num_evidence:
                 raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
             bare = prompt.template
-            prompt = getattr(given, "prompt", prompt)
+            prompt = getattr(ready, "prompt", prompt)
             if prompt.template.inputs != bare.inputs:
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")
-            shown = [example.id for example in data.train if given.shows(example)]
+            in_prompt = {example.id for example in data.train if ready.shows(example)}
         elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
-            shown = prompt.exemplar_ids
+            in_prompt = set(prompt.exemplar_ids)
         elif getattr(args.reader, "same_train", False) and not args.rerank.per_query:
-            shown = _write_prompt(data, args, context)[0].exemplar_ids
-        train = [example for example in data.train if example.id not in shown]
+            in_prompt = set(_write_prompt(data, args, context)[0].exemplar_ids)
+        train = [example for example in data.train if example.id not in in_prompt]
         if not train:
             raise ConfigError(f"the prompt has all {len(data.train)} examples: lower num_exemplars")
-        set_aside = [example for example in data.train if example.id in shown]
+        set_aside = [example for example in data.train if example.id in in_prompt]
         data = replace(data, train=train, set_aside=set_aside)
-        stages = cls(args, context, prompt, data, exemplars=exemplars)
+        stages = cls(args, context, prompt, data, exemplars=exemplars, ready=ready)
         stages.fingerprints |= data.fingerprints()
         return stages
 
@@ -161,10 +159,7 @@ class Stages(Timed):
 
     @cached_property
     def reranker(self) -> BaseReranker:
-        """The second stage; its LM's weights are loaded at the first use.
-
-        It is opened by its name, unless there is a ready object in `context.shared`.
-        """
+        """The second stage; its LM's weights are loaded at the first use."""
         request = RerankRequest(
             args=self.args.rerank,
             prompt=self.prompt,
@@ -172,10 +167,9 @@ class Stages(Timed):
             context=self.context,
             options=self.args.rerank_options,
             exemplars=self.exemplars,
-            reference=self.reference or Reference(self.data.train, self.data.task.prompt_words),
+            reference=self.reference,
         )
-        given: BaseReranker | None = self.context.shared.get("reranker")
-        return open_reranker(request) if given is None else given.over(request)
+        return open_reranker(request) if self.ready is None else self.ready.over(request)
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -217,8 +211,7 @@ class Stages(Timed):
     def _find(self, splits: Sequence[str]) -> None:
         rows = self.find_candidates(splits)
         with self.timed("states"):  # the LM reads the union of all candidates, each passage once
-            everything = [example for split in splits for example in self.data.examples(split)]
-            work = self.reranker.prepare(everything, rows)
+            work = self.reranker.prepare(self._examples(splits), rows)
             if self.args.rerank.reranker != "none":
                 pairs = int((rows != MISSING_ROW).sum())
                 logger.info("reranker: %d query-candidate pairs; %s", pairs, work)
@@ -236,13 +229,17 @@ class Stages(Timed):
 
         With exhaustive search these are the whole corpus, (1, N).
         """
-        asked = queries or [example for split in SPLITS for example in self.data.examples(split)]
         if self.args.retriever.retriever == "exhaustive":
-            return asked, np.arange(len(self.corpus))[None]
-        if not queries:
-            return asked, self.find_candidates()
-        self.retriever.prepare(queries)
-        return asked, self._retrieve(queries).rows
+            rows = np.arange(len(self.corpus))[None]
+        elif queries:
+            self.retriever.prepare(queries)
+            rows = self._retrieve(queries).rows
+        else:
+            rows = self.find_candidates()
+        return queries or self._examples(SPLITS), rows
+
+    def _examples(self, splits: Sequence[str]) -> list[Example]:
+        return list(chain.from_iterable(self.data.examples(split) for split in splits))
 
     def find_candidates(self, splits: Sequence[str] = SPLITS) -> Rows:
         """Return all queries' candidates, (B, K), stored by split."""
@@ -251,7 +248,7 @@ class Stages(Timed):
             retriever = self.retriever
         self.fingerprints["index"] = dict(retriever.fingerprint)
         with self.timed("candidates"):
-            retriever.prepare([one for split in splits for one in self.data.examples(split)])
+            retriever.prepare(self._examples(splits))
             for split in splits:
                 examples = self.data.examples(split)
                 fields = {
@@ -261,13 +258,13 @@ class Stages(Timed):
                     "queries": examples_digest(examples),
                 }
                 make = partial(self._retrieve, examples)
-                found = self._store("candidates", split, fields, make, retriever.inputs)
-                self.candidates[split] = found
+                stored = self._store("candidates", split, fields, make, retriever.inputs)
+                self.candidates[split] = stored
         logger.info("%s: %d candidates for each query", self.args.retriever.retriever, k)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
         return np.concatenate([self.candidates[split].candidates.rows for split in splits])
 
-    def search(self, queries: Sequence[Example]) -> Found:
+    def search(self, queries: Sequence[Example]) -> tuple[Candidates, Candidates]:
         """Return new queries' candidates, (B, K), and the second stage's order of them.
 
         The LM's states are kept in its banks.
@@ -298,18 +295,15 @@ class Stages(Timed):
         best = best.top(self.depth)
         texts = self._texts(best.rows)
         lines = []
-        for number, (rows, scores) in enumerate(
-            zip(best.rows.tolist(), best.scores.tolist(), strict=True)
-        ):
-            place = {row: index for index, row in enumerate(first.rows[number].tolist())}
-            at = first.scores[number].tolist()
-            lines.append(
-                [
-                    EvidenceLine(row, texts[row], place[row] + 1, at[place[row]], score)
-                    for row, score in zip(rows, scores, strict=True)
-                    if row != MISSING_ROW
-                ]
-            )
+        for number, rows in enumerate(best.rows.tolist()):
+            candidates = first.rows[number].tolist()
+            evidence = []
+            for row, score in zip(rows, best.scores[number].tolist(), strict=True):
+                if row != MISSING_ROW:
+                    rank = candidates.index(row)
+                    first_score = float(first.scores[number, rank])
+                    evidence.append(EvidenceLine(row, texts[row], rank + 1, first_score, score))
+            lines.append(evidence)
         return lines
 
     def _texts(self, rows: Rows) -> dict[int, str]:
@@ -325,19 +319,20 @@ class Stages(Timed):
         That is in its first evidence ("hit@1"), in all (`lines`, "recall@d") and in the candidates
         ("recall@k"); by name 0 or 1 for each, (B,). Nothing where nothing was read, or of tables.
         """
-        asked = self.data.answered(split)
-        if not self.depth or any(question.table for question in asked):
+        questions = self.data.answered(split)
+        if not self.depth or any(question.table for question in questions):
             return {}
         rows = self.candidates[split].candidates.rows
         texts = self._texts(rows)
-        found = []
-        for question, line, own in zip(asked, lines, rows.tolist(), strict=True):
-            right = [has_answer(each.text, question.answers) for each in line]
-            known = (has_answer(texts[row], question.answers) for row in own if row in texts)
-            found.append((float(any(right[:1])), float(any(right)), float(any(known))))
+        outcomes = []
+        for question, evidence, candidates in zip(questions, lines, rows.tolist(), strict=True):
+            right = [has_answer(line.text, question.answers) for line in evidence]
+            passages = [texts[row] for row in candidates if row in texts]
+            is_in_reach = any(has_answer(text, question.answers) for text in passages)
+            outcomes.append([any(right[:1]), any(right), is_in_reach])
+        first, in_all, in_reach = np.array(outcomes, np.float64).T.tolist()
         of_all = "hit@1" if self.depth == 1 else f"recall@{self.depth}"
-        names = ("hit@1", of_all, f"recall@{rows.shape[1]}")
-        return dict(zip(names, map(list, zip(*found, strict=True)), strict=False))
+        return {"hit@1": first, of_all: in_all, f"recall@{rows.shape[1]}": in_reach}
 
     def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
         """Return the evidence of a split's examples; empty lists where d is 0."""
@@ -364,14 +359,21 @@ class Stages(Timed):
         folder = artifact_dir(self.context.artifacts / stage / self.data.task.name, split, fields)
 
         def build(aside: Path) -> Mapping[str, Json]:
-            found = make()
-            write_array(aside / "rows.npy", found.rows)
-            write_array(aside / "scores.npy", found.scores)
-            return {"queries": len(found), "candidates": found.rows.shape[1]}
+            candidates = make()
+            write_array(aside / "rows.npy", candidates.rows)
+            write_array(aside / "scores.npy", candidates.scores)
+            return {"queries": len(candidates), "candidates": candidates.rows.shape[1]}
 
-        made_of: dict[str, Any] = {"fingerprint": fields, "inputs": inputs}
-        built = build_once(folder, stage=stage, build=build, context=self.context, **made_of)
-        rows, scores = (np.asarray(read_array(folder / f"{n}.npy")) for n in ("rows", "scores"))
+        built = build_once(
+            folder,
+            stage=stage,
+            fingerprint=fields,
+            build=build,
+            context=self.context,
+            inputs=inputs,
+        )
+        rows = np.asarray(read_array(folder / "rows.npy"))
+        scores = np.asarray(read_array(folder / "scores.npy"))
         return Stored(Candidates(rows, scores), folder, built.reused)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pgra.config import Arguments, arg
 from pgra.errors import ConfigError
 
-LOSSES_FILE = "losses.jsonl"  # a run's, with every step's loss
 _PAPER_BATCH = 8  # of SST-2 and most others (Guo et al. 2023, appendix H, table 7)
 
 

@@ -19,16 +19,15 @@ from pgra.artifacts import (
 )
 from pgra.context import Context
 from pgra.data.read import fetch_folder
-from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.parallel import Turn
 from pgra.prompts import FewShotPrompt, Verbalizer
-from pgra.reader import READER_FOLDER, RECORD_FILE
 from pgra.reader.calibration import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import T5Classifier
+from pgra.run_folder import READER_FOLDER, RECORD_FILE
 from pgra.types import Json, Prediction, Query, as_list, as_texts, read_queries
 
 FORMAT = 3
@@ -80,9 +79,9 @@ def write_record(folder: Path, record: ReaderRecord) -> None:
 
 def find_reader(folder: Path) -> Path:
     """Find the reader's folder in a run, or take it as it is; without one, an ArtifactError."""
-    for place in (folder, folder / READER_FOLDER):
-        if (place / RECORD_FILE).is_file():
-            return place
+    for home in (folder, folder / READER_FOLDER):
+        if (home / RECORD_FILE).is_file():
+            return home
     raise ArtifactError(
         f"{folder} holds no trained reader ({RECORD_FILE}): train one, or resume its run"
     )
@@ -101,9 +100,7 @@ def read_record(folder: Path) -> ReaderRecord:
         values = read_sealed(path)
         if values["format"] != FORMAT:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
-        known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
-        record = msgspec.convert(known, ReaderRecord)
-        check_slots(f"layout.template of {path}", record.layout.template, record.inputs)
+        record = msgspec.convert(values, ReaderRecord)
         for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
@@ -149,14 +146,14 @@ class Reader:
                 hub cannot be reached.
             ModelError: If it cannot be loaded, or there is no such device.
         """
-        place = choose_device(device)  # before anything is downloaded
+        torch_device = choose_device(device)  # before anything is downloaded
         home = find_reader(fetch_folder("reader", name, token=token))
         record = read_record(home)
         check_reads_any(record)
         source = find_model(str(home))
         tokenizer = load_tokenizer(source)
         model = FusionReader.from_source(source)
-        model.to(place)
+        model.to(torch_device)
         return cls(record, model, tokenizer)
 
     @property
@@ -184,7 +181,6 @@ class Reader:
             DataError: If a query does not fit the task, or evidence is not texts.
         """
         record = self.record
-        tokenizer = self.classifier.tokenizer
         examples = read_queries(as_list("queries", queries), record.inputs)
         if evidence is None and record.num_evidence:
             raise ConfigError(
@@ -198,7 +194,11 @@ class Reader:
                 f"evidence holds {len(evidence)} lists for {len(examples)} queries: give one each"
             )
         inputs = build_inputs(
-            examples, evidence, tokenizer, record.verbalizer, layout=record.layout
+            examples,
+            evidence,
+            self.classifier.tokenizer,
+            record.verbalizer,
+            layout=record.layout,
         )
         with self.busy:  # of several threads one at a time
             return self.classifier.predict(inputs, Context())

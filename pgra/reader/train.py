@@ -36,7 +36,7 @@ from pgra.errors import ModelError
 from pgra.lm.load import choose_device
 from pgra.parallel import Worker, gather
 from pgra.progress import Bar
-from pgra.reader.arguments import LOSSES_FILE, TrainingArguments
+from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import IGNORED, ReaderModule
 from pgra.reader.resume import (
     Progress,
@@ -46,6 +46,7 @@ from pgra.reader.resume import (
     save_checkpoint,
     stopped,
 )
+from pgra.run_folder import LOSSES_FILE
 
 logger = logging.getLogger(__name__)
 

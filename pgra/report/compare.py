@@ -13,8 +13,8 @@ from pgra.report import metrics
 from pgra.report.results import (
     METHOD_ORDER,
     TASK_ORDER,
+    FinishedRun,
     Group,
-    Trial,
     check_comparable,
     in_order,
     row_names,
@@ -53,14 +53,16 @@ class ReferenceTable:
     notes: Sequence[Mapping[str, str]] = ()
     measure: str = METRIC
 
-    def find_row(self, run: Trial) -> str | None:
+    def find_row(self, run: FinishedRun) -> str | None:
         """Return the row that matches a run, by the most arguments; None if none does."""
         # The run knows its method: `--num_evidence 0` is plain, whatever --method says.
         values = {**run.values, "method": run.method}
         fits = [row for row, match in self.match.items() if match.items() <= values.items()]
         return max(fits, key=lambda row: len(self.match[row]), default=None)
 
-    def beside(self, run: Trial, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
+    def beside(
+        self, run: FinishedRun, tasks: Sequence[str], columns: Sequence[str]
+    ) -> dict[str, float]:
         """Return the values printed for a run, by column: tasks, or the `AVERAGE` of just these."""
         row = self.find_row(run)
         printed = dict(self.rows[row]) if row is not None else {}
@@ -106,7 +108,7 @@ class Result:
         over_examples: 95 % interval over examples, by the bootstrap.
     """
 
-    runs: Sequence[Trial]
+    runs: Sequence[FinishedRun]
     missing: Sequence[int]
     values: Sequence[float]
     over_examples: tuple[float, float]
@@ -200,7 +202,7 @@ def compare_runs(
     """
     check_comparable(group)
     named_runs = list(zip(row_names(group), group.runs, strict=True))
-    runs_of: dict[Column, list[Trial]] = {}
+    runs_of: dict[Column, list[FinishedRun]] = {}
     for row, run in sorted(named_runs, key=lambda pair: pair[1].seed):
         runs_of.setdefault((row, run.task), []).append(run)
     # The measure of written answers follows the task's name.
@@ -255,7 +257,7 @@ def _average(results: Sequence[Result]) -> Result:
     return Result((), missing, list(values) or [overall], interval)
 
 
-def _average_by_seed(tasks: Sequence[Sequence[Trial]]) -> metrics.Values:
+def _average_by_seed(tasks: Sequence[Sequence[FinishedRun]]) -> metrics.Values:
     """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if len({tuple(run.seed for run in runs) for runs in tasks}) > 1:
         return np.zeros(0)
@@ -285,7 +287,7 @@ def _compare_row(
 
     `average` is that column; None where there is no mean over the tasks.
     """
-    sides: dict[str, list[Sequence[Trial]]] = {}
+    sides: dict[str, list[Sequence[FinishedRun]]] = {}
     for task in tasks:
         if (row, task) in results and (baseline, task) in results:
             shared = _shared(results[row, task].runs, results[baseline, task].runs)
@@ -309,7 +311,7 @@ def _compare_row(
     return comparisons
 
 
-def _shared(a: Sequence[Trial], b: Sequence[Trial]) -> list[Sequence[Trial]]:
+def _shared(a: Sequence[FinishedRun], b: Sequence[FinishedRun]) -> list[Sequence[FinishedRun]]:
     """Return the runs of the seeds that both have; a run without a seed is compared with each."""
     if a[0].is_seeded and b[0].is_seeded:
         seeds = {run.seed for run in a} & {run.seed for run in b}

@@ -5,35 +5,25 @@ ablate` writes first, so that missing runs are known). Neither is searched for o
 """
 
 import datetime
-import json
 import logging
 import re
 import subprocess
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pgra.artifacts import (
-    MANIFEST,
-    canonical_json,
-    digest,
-    find_damage,
-    package_versions,
-    read_sealed,
-    record_files,
-    write_lines,
-    write_sealed,
-)
+from pgra.artifacts import MANIFEST, canonical_json, digest, package_versions, write_lines
 from pgra.config import find_class, rules
 from pgra.data.answers import EXACT_MATCH, SUBSETS
 from pgra.data.examples import DataArguments
 from pgra.data.tasks import TEXT_METRICS, measure_labels
 from pgra.errors import ArtifactError, DamageError, reading
-from pgra.reader.arguments import LOSSES_FILE, ReaderArguments, TrainingArguments
+from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
@@ -45,20 +35,23 @@ from pgra.report.metrics import (
 )
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.base import RetrieverArguments
+from pgra.run_folder import (
+    ARGUMENTS_FILE,
+    DECIDING_FILES,
+    IDENTITY_FILE,
+    METRICS_FILE,
+    PREDICTIONS_FILE,
+    RunFolder,
+    read_lines,
+    read_metrics,
+    read_object,
+    write_metrics,
+)
 from pgra.types import UNDECIDED, Example, Json, Prediction
 
 logger = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.json"
-PREDICTIONS_FILE = "predictions.jsonl"
 GRID_FILE = "grid.json"
-_ARGUMENTS_FILE = "arguments.json"
-_IDENTITY_FILE = "run.json"
-# of a run: what was decided before its predictions
-DECIDING_FILES = (
-    *(_IDENTITY_FILE, _ARGUMENTS_FILE, "training.json", LOSSES_FILE),
-    "reader/pgra.json",  # which has the checksums of the reader's files
-)
 _SEED = 0
 
 
@@ -83,8 +76,8 @@ class Decisions:
 
     Attributes:
         evidence: The passages that were read with each example.
-        exemplars: The labelled examples in each one's prompt.
-        details: Further entries of each one's line in `predictions.jsonl`.
+        exemplars: The labelled examples in the prompt of each example.
+        details: Further entries of each example's line in `predictions.jsonl`.
         notes: What a reader of the numbers must know.
         metrics: Further entries of `metrics.json`.
         values: Metrics by name, where labels alone do not give them.
@@ -119,26 +112,22 @@ def write_results(
         examples: The queries, labelled.
         decided: Of each, in the same order.
     """
-    nothing: list[Any] = [()] * len(examples)
-    lines: list[Json] = [
-        {
-            "id": example.id,
-            "text": example.text,
-            **({"fields": dict(example.fields)} if len(example.fields) > 1 else {}),
+    lines: list[Json] = []
+    pairs = zip(examples, decided.predictions, strict=True)
+    for i, (example, prediction) in enumerate(pairs):
+        line: dict[str, Json] = {"id": example.id, "text": example.text}
+        if len(example.fields) > 1:
+            line["fields"] = dict(example.fields)
+        evidence = decided.evidence[i] if decided.evidence else ()
+        line |= {
             "label": example.label,
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
-            "evidence": [asdict(line) for line in seen],
-            **dict(own),
+            "evidence": [asdict(passage) for passage in evidence],
         }
-        for example, prediction, seen, own in zip(
-            examples,
-            decided.predictions,
-            decided.evidence or nothing,
-            decided.details or nothing,
-            strict=True,
-        )
-    ]
+        if decided.details:
+            line |= decided.details[i]
+        lines.append(line)
     write_lines(folder / PREDICTIONS_FILE, lines)
     metric = str(about["metric"])
     predicted = [p.label for p in decided.predictions]
@@ -150,7 +139,9 @@ def write_results(
         values = measure_labels(metric, outcomes.labels, predicted, names)
         interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
     metrics = {
-        **{name: about[name] for name in ("method", "task", "split")},
+        "method": about["method"],
+        "task": about["task"],
+        "split": about["split"],
         "n": len(examples),
         "metric": metric,
         "value": values[metric],
@@ -162,12 +153,6 @@ def write_results(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     write_metrics(folder, metrics, (PREDICTIONS_FILE, *DECIDING_FILES))
-
-
-def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
-    """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
-    files = record_files(folder, [name for name in names if (folder / name).is_file()])
-    write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
 
 
 @cache
@@ -185,42 +170,9 @@ def git_commit() -> str | None:
 # Reading with checks: damage is reported by file, with the way out.
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read an object a line; a DamageError if a line is no object."""
-    with path.open(encoding="utf-8") as file, reading(path, DamageError):
-        for text in file:
-            yield dict(json.loads(text))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        ArtifactError: If it is missing.
-        DamageError: If it is not what was written.
-    """
-    if not path.is_file():
-        raise ArtifactError(f"{path} is missing: give its run's command again, or another folder")
-    return read_sealed(path)
-
-
-def read_metrics(folder: Path, names: Container[str] | None = None) -> dict[str, Any]:
-    """Read `metrics.json`, and compare it and the files beside it (`names`; None: all).
-
-    Raises:
-        ArtifactError: If one is damaged, missing, or of another run; it is named.
-    """
-    metrics = read_object(folder / METRICS_FILE)
-    files = metrics.get("files", {}).items()
-    compared = {name: record for name, record in files if names is None or name in names}
-    for name, what in find_damage(folder, compared):
-        raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")
-    return metrics
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One finished run, or one measure of a run that wrote texts.
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun(RunFolder):
+    """One finished run, or one measure of a run that wrote texts: a row of a table.
 
     Attributes:
         method: As `--method` names it, such as "pgra" or "fid".
@@ -235,9 +187,8 @@ class Trial:
     method: str
     name: str
     task: str
-    seed: int
-    folder: Path
-    arguments: Mapping[str, Mapping[str, Json]]
+    seed: int = 0
+    arguments: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
@@ -269,14 +220,15 @@ class Trial:
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
         """The lines of `predictions.jsonl`, read on first use."""
-        if self.folder.is_file():
-            return [_as_prediction(line) for line in read_lines(self.folder)]
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @property
     def values(self) -> dict[str, Json]:
         """All arguments by name."""
-        return {name: value for own in self.arguments.values() for name, value in own.items()}
+        values: dict[str, Json] = {}
+        for section in self.arguments.values():
+            values |= section
+        return values
 
     @property
     def is_seeded(self) -> bool:
@@ -291,26 +243,28 @@ class Trial:
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by name."""
         depth = self.values.get("num_evidence")
-        reranker = self.values.get("reranker")
         unused = {"runtime", "data", "folder", "place"}
-        unused |= {"corpus", "rerank"} if depth == 0 else set()
-        unused |= {"retriever"} if depth == 0 and self.method not in _OF_NEIGHBORS else set()
-        unused |= {"rerank"} if reranker == "none" else set()
-        used = {
-            name: value
-            for section, values in self.arguments.items()
-            for name, value in values.items()
-            if section not in unused and name not in FREE and (section, name) != _SEED_ARGUMENT
-        }
+        if depth == 0:
+            unused |= {"corpus", "rerank"}
+            if self.method not in _OF_NEIGHBORS:
+                unused.add("retriever")
+        if self.values.get("reranker") == "none":
+            unused.add("rerank")
+        used: dict[str, Json] = {}
+        for section, values in self.arguments.items():
+            if section not in unused:
+                # The seeds of one row's runs differ.
+                free = {*FREE, "seed"} if section == "training" else FREE
+                used |= {name: value for name, value in values.items() if name not in free}
         return used if depth is None else {**used, "num_evidence": depth}
 
 
-def load_run(folder: Path, *, name: str | None = None) -> Trial:
+def load_run(folder: Path, *, name: str | None = None) -> FinishedRun:
     """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
     return load_measures(folder, name=name)[0]
 
 
-def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
+def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
     `name` replaces the folder's.
@@ -319,34 +273,36 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Trial]:
         ArtifactError: If a file is missing or damaged.
     """
     metrics = read_metrics(folder)
-    path = folder / _ARGUMENTS_FILE
     with reading(folder / PREDICTIONS_FILE, DamageError):
         lines = list(read_lines(folder / PREDICTIONS_FILE))
         metric = metrics["metric"]
         if "is_right" in lines[0]:
             metric = EXACT_MATCH
-            decided = [(RIGHT, RIGHT if line["is_right"] else WRONG) for line in lines]
-            names = [RIGHT, WRONG]
+            labels = [RIGHT] * len(lines)
+            predicted = [RIGHT if line["is_right"] else WRONG for line in lines]
+            names = {RIGHT: None, WRONG: None}
         else:
-            decided = [(str(line["label"]), str(line["prediction"])) for line in lines]
-            names = [name for line in lines for name in line.get("scores") or ()]
-        names = list(dict.fromkeys([*names, *sorted({x for pair in decided for x in pair})]))
-        labels, predicted = zip(*decided, strict=True)
-        run = Trial(
-            metrics["method"],
-            name or folder.name,
-            metrics["task"],
-            int(metrics["seed"]),
+            labels = [str(line["label"]) for line in lines]
+            predicted = [str(line["prediction"]) for line in lines]
+            names = {}
+            for line in lines:
+                names |= dict.fromkeys(line.get("scores") or ())
+        names |= dict.fromkeys(sorted({*labels, *predicted}))
+        run = FinishedRun(
             folder,
-            read_object(path) if path.is_file() else {},
-            metrics,
-            LabelOutcomes(metric, labels, predicted, names),
-            digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
+            method=metrics["method"],
+            name=name or folder.name,
+            task=metrics["task"],
+            seed=int(metrics["seed"]),
+            arguments=RunFolder(folder).read_if_there(ARGUMENTS_FILE),
+            metrics=metrics,
+            outcomes=LabelOutcomes(metric, labels, predicted, list(names)),
+            examples=digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
         return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
 
 
-def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[Trial]:
+def _measures_of_texts(run: FinishedRun, lines: Sequence[Mapping[str, Any]]) -> list[FinishedRun]:
     measures = [run] if "is_right" in lines[0] else []
     for name in run.metrics["metrics"]:
         subset, _, metric = name.rpartition("/")
@@ -371,7 +327,16 @@ def _measures_of_texts(run: Trial, lines: Sequence[Mapping[str, Any]]) -> list[T
 _SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
 
 
-def load_samples(path: Path) -> list[Trial]:
+class SamplesRun(FinishedRun):
+    """One measure of a file of samples, which is its `folder`."""
+
+    @cached_property
+    def predictions(self) -> list[dict[str, Any]]:
+        """The samples as lines of `predictions.jsonl`, read on first use."""
+        return [_as_prediction(line) for line in read_lines(self.folder)]
+
+
+def load_samples(path: Path) -> list[FinishedRun]:
     """Read a task's samples: a run for each measure that is a mean of numbers from 0 to 1.
 
     Its task is such as "boolq acc", or with a filter "gsm8k exact_match,strict-match". A note names
@@ -381,7 +346,7 @@ def load_samples(path: Path) -> list[Trial]:
         ArtifactError: If there is no such measure, or the file cannot be read.
     """
     task = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_")
-    samples: dict[str, list[tuple[list[Any], Any]]] = {}
+    samples: dict[str, list[list[Any]]] = {}
     with reading(path, DamageError):
         for line in read_lines(path):
             if "metrics" not in line:
@@ -390,38 +355,58 @@ def load_samples(path: Path) -> list[Trial]:
                     "which does not say what its measures are: make it with a newer one"
                 )
             suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
-            mark = [line["doc_id"], line["doc_hash"], line["target_hash"]]
             for name in line["metrics"]:
-                samples.setdefault(name + suffix, []).append((mark, line[name]))
-    outcomes: dict[str, tuple[Outcomes, str]] = {}
+                sample = [line[key] for key in ("doc_id", "doc_hash", "target_hash", name)]
+                samples.setdefault(name + suffix, []).append(sample)
+    *_, output, model, _ = path.absolute().parts
+    runs = []
+    left_out = []
+    notes: list[str] = []
     for name, lines in samples.items():
-        lines.sort(key=lambda pair: pair[0][0])
-        marks, values = zip(*lines, strict=True)
+        lines.sort(key=lambda sample: sample[0])
+        values = [sample.pop() for sample in lines]
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
-            continue  # such as a perplexity
-        result: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
+            left_out.append(name)  # such as a perplexity
+            continue
+        outcomes: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
         if {*values} <= {0, 1}:
             decided = [RIGHT if value else WRONG for value in values]
-            result = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
-        outcomes[name] = (result, digest(marks))
-    if not outcomes:
+            outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
+        run = SamplesRun(
+            path,
+            method=model,
+            name=model,
+            task=f"{task} {name}",
+            arguments={"lm-eval": {"output_path": output}},  # two of one model have two rows
+            metrics={"uses_seed": False, "notes": notes},
+            outcomes=outcomes,
+            examples=digest(lines),
+        )
+        runs.append(run)
+    if not runs:
         raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
-    *_, output, model, _ = path.absolute().parts
-    arguments: Any = {"lm-eval": {"output_path": output}}  # two of one model have two rows
-    left_out = ", ".join(sorted(samples.keys() - outcomes.keys()))
-    note = f"{task}: {left_out} is left out, since not every sample has a number from 0 to 1"
-    about = {"uses_seed": False, "notes": [note] if left_out else []}
-    return [
-        Trial(model, model, f"{task} {name}", 0, path, arguments, about, result, examples)
-        for name, (result, examples) in outcomes.items()
-    ]
+    if left_out:
+        names = ", ".join(sorted(left_out))
+        notes.append(
+            f"{task}: {names} is left out, since not every sample has a number from 0 to 1"
+        )
+    return [*runs]
 
 
 def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
-    text = line["arguments"]["gen_args_0"]["arg_0"]
-    said = ", ".join(f"{name} {line[name]}" for name in line["metrics"])  # answers are likelihoods
-    values = {"text": text, "label": line["target"], "prediction": said}
-    return {"id": str(line["doc_id"]), "evidence": [], "is_right": None, **values}
+    try:
+        text = line["arguments"]["gen_args_0"]["arg_0"]
+    except (KeyError, TypeError):  # not logged, or in another form
+        text = ""
+    return {
+        "id": str(line["doc_id"]),
+        "text": text,
+        "label": line["target"],
+        # The answers are likelihoods.
+        "prediction": ", ".join(f"{name} {line[name]}" for name in line["metrics"]),
+        "is_right": None,
+        "evidence": [],
+    }
 
 
 @dataclass(frozen=True)
@@ -445,7 +430,7 @@ class Group:
     """
 
     title: str
-    runs: Sequence[Trial]
+    runs: Sequence[FinishedRun]
     missing: Sequence[Missing] = ()
     axes: Sequence[str] = ()
     reference: str | None = None
@@ -461,12 +446,12 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     Each folder counts once; unfinished runs outside of grids are left out, with a warning.
 
     Raises:
-        ArtifactError: If a path is no folder, a file is damaged, or there is no finished run.
+        ArtifactError: If a path is not a folder, a file is damaged, or there is no finished run.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir() and not _SAMPLES.fullmatch(path.name):
-            raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
+            raise ArtifactError(f"{path} is not a folder: give a run, a folder of runs, or a grid")
         for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
     groups = []
@@ -492,7 +477,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
 
 def _find(folder: Path) -> Iterator[Path]:
     """Return grids and runs in the order of names, without searching inside of either."""
-    marks = (GRID_FILE, METRICS_FILE, _IDENTITY_FILE)
+    marks = (GRID_FILE, METRICS_FILE, IDENTITY_FILE)
     if _SAMPLES.fullmatch(folder.name) or any((folder / name).is_file() for name in marks):
         yield folder
     elif not (folder / MANIFEST).is_file():  # an artifact holds no runs, and may be large
@@ -505,7 +490,7 @@ def _find(folder: Path) -> Iterator[Path]:
 def load_grid(folder: Path) -> Group:
     """Read a grid's finished and missing runs. A point has one run for each task and seed."""
     grid = read_object(folder / GRID_FILE)
-    runs: list[Trial] = []
+    runs: list[FinishedRun] = []
     missing: list[Missing] = []
     for point in grid["points"]:
         for seed, inner in point["seeds"].items():
@@ -513,9 +498,15 @@ def load_grid(folder: Path) -> Group:
                 runs += load_measures(folder / inner, name=point["name"])
             else:
                 missing.append(Missing(point["name"], point["task"], int(seed)))
-    points = {point["name"]: point["values"] for point in grid["points"]}
-    named = {name: grid[name] for name in ("axes", "reference", "baseline")}
-    return Group(grid["title"], runs, missing, points=points, **named)
+    return Group(
+        grid["title"],
+        runs,
+        missing,
+        axes=grid["axes"],
+        reference=grid["reference"],
+        baseline=grid["baseline"],
+        points={point["name"]: point["values"] for point in grid["points"]},
+    )
 
 
 # Which runs may stand in one table, and in which row.
@@ -523,8 +514,17 @@ def load_grid(folder: Path) -> Group:
 
 # in the order of the paper's Table 2, then our own; others come after, by name
 METHOD_ORDER = (
-    *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid"),
-    *("random", "pgra", "exhaustive", "head"),
+    "icl",
+    "ralm",
+    "knn",
+    "lm-bff",
+    "plain",
+    "rag",
+    "fid",
+    "random",
+    "pgra",
+    "exhaustive",
+    "head",
 )
 # in the paper's order; others come after, by name
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
@@ -534,8 +534,8 @@ _OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, an
 _OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {"corpus", "encoder", "neighbor_encoder", "lm", "model_name_or_path", "reader_lm"}
-FREE = {n for cls in _OF_RUNS for n, rule in rules(cls).items() if not rule.decides} - _PATHS
-_SEED_ARGUMENT = ("training", "seed")  # of one row's runs
+_RULES_OF_RUNS = chain.from_iterable(rules(cls).items() for cls in _OF_RUNS)
+FREE = {name for name, rule in _RULES_OF_RUNS if not rule.decides} - _PATHS
 
 
 def check_comparable(group: Group) -> None:
@@ -546,7 +546,7 @@ def check_comparable(group: Group) -> None:
             method, setting and seed, or are seeds of one row with different settings or corpora;
             both are named.
     """
-    first: dict[tuple[object, ...], tuple[Trial, Mapping[str, object]]] = {}
+    first: dict[tuple[object, ...], tuple[FinishedRun, Mapping[str, object]]] = {}
     for name, run in zip(row_names(group), group.runs, strict=True):
         for shared, values in _must_agree(group, name, run).items():
             before, others = first.setdefault((shared, run.task), (run, values))
@@ -566,20 +566,19 @@ def check_comparable(group: Group) -> None:
 
 
 def _must_agree(
-    group: Group, row: str, run: Trial
+    group: Group, row: str, run: FinishedRun
 ) -> dict[tuple[object, ...], Mapping[str, object]]:
     """Return what must be the same in all runs of a task that share something, by what it is."""
     marks = {name: mark for name in ("dev", "train", "corpus") if (mark := run.fingerprint(name))}
     settings = {name: value for name, value in run.settings.items() if name not in _PATHS}
-    alike: dict[tuple[object, ...], Mapping[str, object]] = {
-        ("measures",): {
-            "metric": run.metric,
-            "split": run.metrics.get("split"),
-            "labels": ", ".join(sorted(run.labels)),
-            "test set": f"{run.examples[:8]}, n = {run.n}",
-        },
-        (f"seeds of '{row}'",): {**settings, **_only(marks, "corpus")},
+    alike: dict[tuple[object, ...], Mapping[str, object]] = {}
+    alike["measures",] = {
+        "metric": run.metric,
+        "split": run.metrics.get("split"),
+        "labels": ", ".join(sorted(run.labels)),
+        "test set": f"{run.examples[:8]}, n = {run.n}",
     }
+    alike[f"seeds of '{row}'",] = {**settings, **_only(marks, "corpus")}
     varies_data = {*group.axes} & {*rules(DataArguments)}
     # It learns from the task's train and dev set, not from a few shots of both.
     is_divided = "dev" in marks and not run.fingerprint("demonstrations")
@@ -604,15 +603,13 @@ def row_names(group: Group) -> list[str]:
     """
     if group.points:
         return [run.name for run in group.runs]
-    kinds: dict[tuple[str, str], dict[str, set[str]]] = {}
+    first: dict[tuple[str, str, str], str] = {}
+    varied: dict[str, set[str]] = {run.method: set() for run in group.runs}
     for run in group.runs:
-        known = kinds.setdefault((run.method, run.task), {})
         for name, value in run.settings.items():
-            known.setdefault(name, set()).add(canonical_json(value))
-    varied: dict[str, set[str]] = {}
-    for (method, _), known in kinds.items():
-        found = {name for name, values in known.items() if len(values) > 1}
-        varied[method] = varied.get(method, set()) | found
+            text = canonical_json(value)
+            if first.setdefault((run.method, run.task, name), text) != text:
+                varied[run.method].add(name)
     rows = []
     for run in group.runs:
         names = sorted(varied[run.method] & run.settings.keys())

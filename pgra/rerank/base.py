@@ -264,11 +264,12 @@ class BaseReranker(ABC):
 
     `options_class` is the class of its own flags; an instance comes as `RerankRequest.options`.
     `reads_prompt` says whether it reads `RerankRequest.prompt`, whose exemplars no reader is then
-    trained on.
+    trained on; `reads_lm` whether the LM of `--lm` reads texts for it.
     """
 
     options_class: ClassVar[type[Arguments] | None] = None
     reads_prompt: ClassVar[bool] = True
+    reads_lm: ClassVar[bool] = False
     corpus: "Corpus"
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
@@ -315,6 +316,11 @@ class BaseReranker(ABC):
     def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the models that it uses, as the user wrote them."""
         return []
+
+    @classmethod
+    def learns_labels(cls, args: RerankArguments) -> bool:  # noqa: ARG003
+        """Whether it is fitted to the labels of training queries."""
+        return False
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int | None:  # noqa: ARG002
         """Count the texts that `prepare` would read; None where that is not known."""

@@ -40,6 +40,7 @@ class LikelihoodReranker(PairBankReranker):
 
     options_class = LikelihoodArguments
     reads_prompt = False
+    reads_lm = True
     whole = "rows"
 
     def __init__(self, request: RerankRequest) -> None:

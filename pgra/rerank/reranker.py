@@ -76,6 +76,8 @@ class Reranker(ScoringReranker):
         similarity: The name of how states are compared.
     """
 
+    reads_lm = True
+
     encoder: PromptedEncoder
     prompt: FewShotPrompt
     corpus: Corpus
@@ -418,6 +420,11 @@ class Reranker(ScoringReranker):
     @classmethod
     def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         return [args.lm]
+
+    @classmethod
+    def learns_labels(cls, args: RerankArguments) -> bool:
+        similarity = find_similarity(args.similarity)
+        return similarity.is_fitted and similarity.learns_labels
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

@@ -66,10 +66,12 @@ class Similarity:
 
     Attributes:
         is_fitted: Whether `fit` measures a draw of passages and training queries.
+        learns_labels: Whether `fit` looks at the queries' labels.
         content_free: Texts that it measures instead.
     """
 
     is_fitted: ClassVar[bool] = False
+    learns_labels: ClassVar[bool] = True
     content_free: ClassVar[Sequence[str]] = ()
 
     @classmethod
@@ -118,6 +120,7 @@ class Whitened(Similarity):
     queries: Vectors
 
     is_fitted = True
+    learns_labels = False
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:
@@ -149,6 +152,7 @@ class Calibrated(Similarity):
     mean: Vectors
 
     is_fitted = True
+    learns_labels = False
     content_free = ("N/A", "[MASK]", "")
 
     @classmethod

@@ -301,7 +301,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
     "consistency": Job(
-        "worth runs/pgra --labeler runs/plain --output_dir labels --no_plots --device cpu",
+        "worth runs/pgra --labeler runs/plain --output_dir labels --device cpu",
         ["train", "plain"],
     ),
     "ablate": Job(

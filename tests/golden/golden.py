@@ -31,7 +31,7 @@ _DROPPED = {
     *("time", "uses_seed", "versions", "when"),
 }
 """What differs each time, also by its checksum; texts; and what a class or the data declares."""
-_OBJECTS = {"consistency.json", "grid.json", "metrics.json", "training.json"}
+_OBJECTS = {"grid.json", "metrics.json", "training.json"}
 _DELIMITERS = {".csv": ",", ".trec": " "}
 
 

@@ -13,7 +13,7 @@ from method_runs import lines_of
 import pgra
 from pgra.cli import main
 from pgra.data.bundled import BUNDLED_MODELS, locate_files
-from pgra.report.results import read_object
+from pgra.run_folder import read_object
 
 pytest.importorskip("xllamacpp", reason="llama.cpp's server is in the package xllamacpp")
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     *("errors", "lazy", "progress", "arrays", "types", "parallel", "context"),
-    *("artifacts", "config", "data", "prompts"),
+    *("artifacts", "run_folder", "config", "data", "prompts"),
     *("lm", "encoders", "retrieval", "exemplars", "rerank", "reader", "report"),
-    *("run_folder", "memory", "methods", "runs", "experiments"),
+    *("model_card", "memory", "methods", "experiments", "runs"),
     *("extend", "integrations", "commands", "cli", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text

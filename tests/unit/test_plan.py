@@ -7,9 +7,9 @@ from unittest.mock import ANY
 import pytest
 from conftest import contents, with_rerank, with_retriever
 
-from pgra.commands.plan import make_plan
 from pgra.commands.rerank import read_part
 from pgra.context import ALONE, Context
+from pgra.experiments.dry_run import make_plan
 from pgra.methods.stages import Stages
 from pgra.parallel import Worker
 from pgra.rerank.cross_encoder import CrossEncoderArguments

@@ -10,9 +10,16 @@ from method_runs import run_of
 
 from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError
+from pgra.experiments.worth import (
+    WorthStudy,
+    calibrate,
+    choose,
+    compare,
+    measure_worth,
+    take_evidence,
+)
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
-from pgra.methods.worth import Asking, calibrate, choose, compare, measure_worth, take_evidence
 from pgra.rerank.bank import query_key
 from pgra.runs import run
 
@@ -109,32 +116,32 @@ def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
 
 @pytest.mark.slow
 def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
-    asking = Asking(args, WorthArguments(depths=[6]), Context(artifacts=tmp_path / "a"))
-    fitted, open_stages = [], Asking._stages
+    study = WorthStudy(args, WorthArguments(depths=[6]), Context(artifacts=tmp_path / "a"))
+    fitted, open_stages = [], WorthStudy._stages
     monkeypatch.setattr(
-        Asking,
+        WorthStudy,
         "_stages",
         lambda self, a, train: fitted.append(train) or open_stages(self, a, train),
     )
     for name, count in (("head", 5), ("whitened_cosine", 1)):
         fitted.clear()
-        lines, forwards = asking.find_evidence(name)
+        lines, forwards = study.find_evidence(name)
         assert len(fitted) == count
-        again = asking.find_evidence(name)[1]  # though nothing is read again
+        again = study.find_evidence(name)[1]  # though nothing is read again
         assert again == forwards > 88
         assert all(
-            line.text != q.text for q, o in zip(asking.queries, lines, strict=True) for line in o
+            line.text != q.text for q, o in zip(study.queries, lines, strict=True) for line in o
         )
-    stages = asking.method.stages
-    query = next(query for query in asking.queries if query.text == review_rows(2)[0]["text"])
+    stages = study.method.stages
+    query = next(query for query in study.queries if query.text == review_rows(2)[0]["text"])
     for stages.finds_itself in (False, True):
         (lines,) = stages.new_lines([query])
         assert stages.finds_itself == (query.text in {line.text for line in lines})
     fitted.clear()
-    asking.find_evidence("head")
-    keys = {query_key(query) for query in asking.queries}
+    study.find_evidence("head")
+    keys = {query_key(query) for query in study.queries}
     hidden = [keys - {query_key(one) for one in train} for train in fitted]
-    assert [len(h) for h in hidden] == np.bincount(asking.folds).tolist()
+    assert [len(h) for h in hidden] == np.bincount(study.folds).tolist()
     assert set.union(*hidden) == keys
 
 
@@ -144,7 +151,7 @@ def test_a_run_takes_what_is_best_once_and_says_why(args, words_read, tmp_path, 
     assert with_retriever(args, num_candidates=2)  # fewer than num_evidence, which is chosen
     worth = measure_worth(args, WorthArguments(), replace(ALONE, artifacts=tmp_path / "artifacts"))
     monkeypatch.undo()
-    monkeypatch.setattr(Asking, "measure", None)  # it is measured already
+    monkeypatch.setattr(WorthStudy, "measure", None)  # it is measured already
     made = run(args)
     assert (made.args.method, made.args.rerank.num_evidence) == ("fid", worth["best"]["d"])
     assert worth["why"] in made.metrics["notes"]

@@ -25,17 +25,18 @@ from pgra.artifacts import artifact_dir, build_once, digest, write_sealed
 from pgra.context import Context
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError, ModelError
-from pgra.methods.arguments import OPTIONS, SOURCES, RunArguments, WorthArguments
-from pgra.methods.base import open_method
+from pgra.methods.arguments import SOURCES, RunArguments, WorthArguments
+from pgra.methods.base import find_options, open_method
 from pgra.methods.stages import Stages
 from pgra.reader.calibration import centred, fit_scale_and_bias
 from pgra.report.compare import LEVEL
 from pgra.report.metrics import Values, compare_means, holm
-from pgra.report.results import EvidenceLine, read_object
+from pgra.report.results import EvidenceLine
 from pgra.report.tables import Table
-from pgra.rerank import Reference
+from pgra.rerank import Reference, find_reranker
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.reranker import Reranker
+from pgra.run_folder import read_object
 from pgra.types import Candidates, Example, Json
 
 CONTROL = "random"
@@ -43,12 +44,11 @@ _FILE = "worth.json"
 _LEAST = 64  # queries: with fewer an interval is wider than most gains
 _SEED = 0
 _FELT = 0.1  # bits from which a query counts as helped or hurt
-_LEARN_NO_LABELS = ("calibrated", "cosine", "dot", "whitened", "whitened_cosine")
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 Lines = Sequence[Sequence[EvidenceLine]]
 
 
-def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> dict[str, Any]:
+def measure_worth(args: RunArguments, options: WorthArguments, context: Context) -> dict[str, Any]:
     """Measure what each source of evidence is worth, or return what was measured before.
 
     Returns:
@@ -60,20 +60,20 @@ def measure_worth(args: RunArguments, how: WorthArguments, context: Context) -> 
         ConfigError: If the method reads no evidence of several sources, or examples are too few.
         PgraError: If method or first stage cannot be opened.
     """
-    if args.runtime.method not in ("pgra", "ralm") or "reranker" in context.shared:
-        given = f"--method {args.runtime.method}, or a reranker from Python"
-        raise ConfigError(f"worth compares the evidence of --method pgra and ralm, not of {given}")
+    method = args.runtime.method
+    if method not in ("pgra", "ralm"):
+        raise ConfigError(f"worth compares the evidence of --method pgra and ralm, not of {method}")
     if args.rerank.per_query:
         raise ConfigError("worth compares the evidence of one prompt: use --exemplars balanced")
-    asking = Asking(args, how, context)
+    study = WorthStudy(args, options, context)
 
     def build(aside: Path) -> Mapping[str, Json]:
-        write_sealed(aside / _FILE, found := asking.measure())
-        return {"queries": found["queries"], "rows": len(found["rows"])}
+        result = study.measure()
+        write_sealed(aside / _FILE, result)
+        return {"queries": result["queries"], "rows": len(result["rows"])}
 
-    made_of = asking.fingerprint
-    folder = artifact_dir(context.artifacts / "worth", asking.method.data.task.name, made_of)
-    build_once(folder, stage="worth", fingerprint=made_of, build=build)
+    folder = artifact_dir(context.artifacts / "worth", study.data.task.name, study.fingerprint)
+    build_once(folder, stage="worth", fingerprint=study.fingerprint, build=build)
     return read_object(folder / _FILE)
 
 
@@ -82,68 +82,80 @@ def take_evidence(args: RunArguments, changes: Mapping[str, Any]) -> RunArgument
     rerank = replace(args.rerank, **changes)
     options = args.rerank_options
     if rerank.reranker != args.rerank.reranker:
-        cls = OPTIONS["reranker"].get(rerank.reranker)
-        options = cls() if cls else None
+        cls = find_options({"reranker": rerank.reranker}).get("rerank_options")
+        options = None if cls is None else cls()
     return args.having(rerank=rerank, rerank_options=options)
 
 
-class Asking:
+class WorthStudy:
     """Training queries of a run, its reader as it is, and the candidates; no LM has read yet.
 
     Attributes:
         targets: The number of each query's label, (n,); 0 where answers are written.
         folds: Each query's, (n,).
         sources: By name, the reranker's arguments.
+        fingerprint: All that the result depends on.
     """
 
-    def __init__(self, args: RunArguments, how: WorthArguments, context: Context) -> None:
+    def __init__(self, args: RunArguments, options: WorthArguments, context: Context) -> None:
         """Open the method, draw queries, and find the first stage's candidates and the control's.
 
         Errors are those of `measure_worth`.
         """
         most = args.retriever.num_candidates
-        own = vars(args.rerank)
-        self.depths = sorted({min(depth, most) for depth in how.depths})
-        given = {name: own[name] for name in ("reranker", "similarity", "topic_weight")}
-        is_known = given["reranker"] in ("likelihood", "none", "prompted")
-        names = how.sources or [*SOURCES, *(() if is_known else ("given",))]
-        self.sources = {name: {"topic_weight": 0.0, **SOURCES.get(name, given)} for name in names}
+        self.depths = sorted({min(depth, most) for depth in options.depths})
+        rerank = vars(args.rerank)
+        of_run = {name: rerank[name] for name in ("reranker", "similarity", "topic_weight")}
+        is_ours = of_run["reranker"] in {source["reranker"] for source in SOURCES.values()}
+        every = list(SOURCES) if is_ours else [*SOURCES, "given"]
+        self.sources = {
+            name: {"topic_weight": 0.0, **SOURCES.get(name, of_run)}
+            for name in options.sources or every
+        }
         # Opening a method fills in what is not given.
         args = RunArguments(copy.deepcopy(args.sections))
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
             args = args.change("reader", decode="verbalizer")
         self.args = args.change("rerank", num_evidence=self.depths[-1])
         self.context = Context(artifacts=context.artifacts, device=context.device)
-        reads = any(one["reranker"] in ("likelihood", "prompted") for one in self.sources.values())
-        first = {"reranker": "prompted" if reads else "none", "similarity": "dot"}
+        first = {"reranker": "none", "similarity": "dot"}
+        if any(find_reranker(source["reranker"]).reads_lm for source in self.sources.values()):
+            first["reranker"] = "prompted"
         self.method: Any = open_method(take_evidence(self.args, first), self.context)
         data = self.method.data
         if len(data.train) < _LEAST:
             raise ConfigError(
                 f"worth asks {_LEAST} training examples or more, not {len(data.train)}: give more"
             )
-        drawn = np.random.default_rng(_SEED).permutation(len(data.train))[: how.num_queries]
-        self.queries = [data.train[place] for place in sorted(drawn.tolist())]
+        order = np.random.default_rng(_SEED).permutation(len(data.train))
+        self.queries = [data.train[i] for i in sorted(order[: options.num_queries].tolist())]
         self.data = replace(data, train=self.queries, dev=(), test=())
-        truth = [data.labels.index(str(one.label)) if data.labels else 0 for one in self.queries]
-        self.targets = np.array(truth)
+        targets = [0] * len(self.queries)
+        if data.labels:
+            targets = [data.labels.index(str(query.label)) for query in self.queries]
+        self.targets = np.array(targets)
         self.folds = stratified_folds(self.targets, [query.text for query in self.queries])
         drawing = replace(args.retriever, retriever="random", index_dir=None)
         control = self.args.having(retriever=drawing, retriever_options=None)
-        self.candidates = [self._find(self.args), self._find(control)]
+        self.candidates = self._find_candidates(self.args)
+        self.drawn = self._find_candidates(control)
         training = self.args.sections.get("training")
-        made_of = self.method.identity()
-        made_of |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
-        is_known = is_known and not args.rerank_options
-        opened = None if is_known else self._stages(self.args, data.train).reranker
+        identity = self.method.identity()
+        identity |= {n: self.method.fingerprints[n] for n in ("corpus", "reranker", "train")}
         self.fingerprint: dict[str, Any] = {
-            **{name: value for name, value in made_of.items() if not hasattr(training, name)},
-            **{**how.deciding(), "sources": self.sources},
-            "given": opened and dict(opened.fingerprint),
-            "candidates": [digest(found.rows.tolist()) for found in self.candidates],
+            name: value for name, value in identity.items() if not hasattr(training, name)
+        }
+        reranker = None
+        if not is_ours or args.rerank_options:
+            reranker = dict(self._stages(self.args, data.train).reranker.fingerprint)
+        self.fingerprint |= {
+            **options.deciding(),
+            "sources": self.sources,
+            "given": reranker,
+            "candidates": [digest(c.rows.tolist()) for c in (self.candidates, self.drawn)],
         }
 
-    def _find(self, args: RunArguments) -> Candidates:
+    def _find_candidates(self, args: RunArguments) -> Candidates:
         stages = self._stages(take_evidence(args, {"reranker": "none"}), ())
         stages.find_candidates(("train",))
         return stages.candidates["train"].candidates
@@ -151,37 +163,43 @@ class Asking:
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened = self.method.stages
-        context = self.context
         reference = Reference(train, self.data.task.prompt_words)
-        if args.rerank.reranker == "prompted":
+        ready = None
+        if issubclass(find_reranker(args.rerank.reranker), Reranker):
             similarity = args.rerank.chosen(reference).similarity
-            one = Reranker(opened.reranker.encoder, similarity=similarity)
-            context = replace(context, shared={"reranker": one})
-        return Stages(args, context, opened.prompt, self.data, reference=reference)
+            ready = Reranker(opened.reranker.encoder, similarity=similarity)
+        return Stages(
+            args, self.context, opened.prompt, self.data, reference=reference, ready=ready
+        )
 
     def measure(self) -> dict[str, Any]:
         """Measure all sources: what `measure_worth` returns."""
-        found: dict[str, tuple[Lines, int]] = {}
+        evidence: dict[str, tuple[Lines, int]] = {}
         notes = []
         for name in self.sources:
             try:
-                found[name] = self.find_evidence(name)
+                evidence[name] = self.find_evidence(name)
             except (ConfigError, ModelError) as error:
                 notes.append(f"{name} is left out: {error}")
         self.method.stages.release()
-        if not found:
+        if not evidence:
             raise ConfigError("; ".join(notes))
         if self.args.trains:
             self.method.open_reader()
-        bare, without = self._ask([[] for _ in self.queries])
+        bare, without = self._read([[] for _ in self.queries])
         rows: list[dict[str, Any]] = []
-        for name, (lines, forwards) in found.items():
+        for name, (lines, forwards) in evidence.items():
             for depth in self.depths:
-                chances, right = self._ask([line[:depth] for line in lines])
-                row = {"source": name, "d": depth, **compare(chances, bare), **right}
+                chances, accuracy = self._read([line[:depth] for line in lines])
+                row = {"source": name, "d": depth, **compare(chances, bare), **accuracy}
                 rows.append({**row, "forwards": forwards})
-        known = {"queries": len(bare), "without": {"bits": float(-bare.mean()), **without}}
-        return {"rows": rows, **known, "notes": notes, **choose(rows, self.sources)}
+        return {
+            "rows": rows,
+            "queries": len(bare),
+            "without": {"bits": float(-bare.mean()), **without},
+            "notes": notes,
+            **choose(rows, self.sources),
+        }
 
     def find_evidence(self, name: str) -> tuple[Lines, int]:
         """Return each query's evidence, and how many texts or pairs the LM must read for it.
@@ -190,28 +208,26 @@ class Asking:
         them.
         """
         args = take_evidence(self.args, self.sources[name])
-        first = self.candidates[name == CONTROL]
-        is_prompted = args.rerank.reranker == "prompted"
-        train = self.method.data.train
-        learns = is_prompted and args.rerank.similarity not in _LEARN_NO_LABELS
+        first = self.drawn if name == CONTROL else self.candidates
+        learns = find_reranker(args.rerank.reranker).learns_labels(args.rerank)
         folds = self.folds if learns else np.zeros_like(self.folds)
         lines: list[list[EvidenceLine]] = [[] for _ in self.queries]
         for fold in np.unique(folds):
-            places = np.flatnonzero(folds == fold)
-            some = [self.queries[place] for place in places]
-            hidden = {copy_key(query.text) for query in some} if learns else ()
-            rest = [example for example in train if copy_key(example.text) not in hidden]
-            stages = self._stages(args, rest)
-            own = Candidates(first.rows[places], first.scores[places])
-            stages.reranker.prepare(some, own.rows)
-            best = stages.lines(own, stages.reranker.rerank(some, own))
-            for place, evidence in zip(places, best, strict=True):
-                lines[place] = evidence
-            if not is_prompted:
+            members = np.flatnonzero(folds == fold)
+            queries = [self.queries[i] for i in members]
+            hidden = {copy_key(query.text) for query in queries} if learns else ()
+            train = [x for x in self.method.data.train if copy_key(x.text) not in hidden]
+            stages = self._stages(args, train)
+            candidates = Candidates(first.rows[members], first.scores[members])
+            stages.reranker.prepare(queries, candidates.rows)
+            best = stages.reranker.rerank(queries, candidates)
+            for i, evidence in zip(members, stages.lines(candidates, best), strict=True):
+                lines[i] = evidence
+            if stages.ready is None:  # its LM serves no other source
                 stages.release()
         return lines, stages.reranker.count_texts(self.queries, first.rows)
 
-    def _ask(self, lines: Lines) -> tuple[Values, dict[str, float]]:
+    def _read(self, lines: Lines) -> tuple[Values, dict[str, float]]:
         """Return log2 of the right answers' probabilities, (n,), and the accuracy of labels."""
         inputs = self.method.new_inputs(self.queries, lines)
         if not self.data.labels:
@@ -228,20 +244,16 @@ def choose(rows: Sequence[dict[str, Any]], sources: Mapping[str, Mapping[str, An
     """
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p"] = p
-
-    def rank(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        is_sure = row["bits"] > 0 and row["p"] <= LEVEL
-        return row["source"] != CONTROL, is_sure, row["low"]
-
-    best = max(rows, key=rank)
-    is_worth = all(rank(best)[:2])
+    others = [row for row in rows if row["source"] != CONTROL]
+    sure = [row for row in others if row["bits"] > 0 and row["p"] <= LEVEL]
+    best = max(sure or others or rows, key=lambda row: row["low"])
     changes = {**sources[best["source"]], "num_evidence": best["d"]}
     flags = " ".join(f"--{name} {value}" for name, value in changes.items() if value != 0.0)
     why = (
         f"best is {best['source']} with d = {best['d']}, {best['bits']:+.3f} bits a query "
         f"({best['low']:+.3f} to {best['high']:+.3f}, p {best['p']:.2g}): train with "
     )
-    if is_worth:
+    if sure:
         return {"best": best, "changes": changes, "why": why + flags}
     why = f"no evidence is surely worth anything to this reader: {why}--num_evidence 0"
     return {"best": None, "changes": {"num_evidence": 0}, "why": why}
@@ -251,16 +263,21 @@ def compare(chances: Values, bare: Values) -> dict[str, float]:
     """Compare log2 of right answers' probabilities, (n,) each: what evidence adds to `bare`."""
     gap = compare_means(chances, bare, seed=_SEED)
     gains = chances - bare
-    low, high = gap.interval
-    shares = {"helped": float((gains > _FELT).mean()), "hurt": float((gains < -_FELT).mean())}
-    # By signs alone: the bootstrap's p is never so small that Holm over 51 rows leaves it sure.
-    return {"bits": gap.difference, "low": low, "high": high, "p": gap.exact_p, **shares}
+    return {
+        "bits": gap.difference,
+        "low": gap.interval[0],
+        "high": gap.interval[1],
+        # By signs alone: the bootstrap's p is never so small that Holm over 51 rows leaves it sure.
+        "p": gap.exact_p,
+        "helped": float((gains > _FELT).mean()),
+        "hurt": float((gains < -_FELT).mean()),
+    }
 
 
-def calibrate(scores: Scores, targets: Places, folds: Places) -> Values:
+def calibrate(scores: Scores, targets: Indices, folds: Indices) -> Values:
     """Return labels' log-probabilities, (n, C), calibrated as a run is, on the other folds.
 
-    A ModelError if a score is no finite number.
+    A ModelError if a score is not a finite number.
     """
     values = centred(scores)
     chances = np.empty_like(values)
@@ -278,8 +295,16 @@ def worth_table(worth: Mapping[str, Any]) -> Table:
     title = f"Evidence for the reader as it is: {count} queries, of {bits:.3f} bits each without"
     rows = [{"source": "without", "accuracy": worth["without"].get("accuracy")}, *worth["rows"]]
     forms = {
-        **{"source": "", "d": "", "bits": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".3f"},
-        **{"helped": ".0%", "hurt": ".0%", "accuracy": ".1%", "forwards": ""},
+        "source": "",
+        "d": "",
+        "bits": "+.3f",
+        "low": "+.3f",
+        "high": "+.3f",
+        "p": ".3f",
+        "helped": ".0%",
+        "hurt": ".0%",
+        "accuracy": ".1%",
+        "forwards": "",
     }
     return Table.of(title, rows, forms, [*worth["notes"], _MEANING, worth["why"]])
 

@@ -1,0 +1,90 @@
+"""Measures what evidence is worth to a reader, and how often it has the label of its query."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgra.artifacts import write_json
+from pgra.commands.common import about, name_leading, parse_run, quiet_libraries, say
+from pgra.config import Arguments, Defaults, arg, parse_arguments
+from pgra.methods.arguments import WorthArguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Measure what evidence is worth to a reader: before it is trained, or of finished runs.
+
+    Examples:
+      pgra worth --task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 208 \
+          --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
+          --model_name_or_path bundled:t5-small-titles --num_candidates 50
+      pgra worth --task sst2 --method ralm --reader_lm bundled:smollm2-135m --sources first_stage
+      pgra worth --task sst2 --reranker cross-encoder --json worth.json
+      pgra worth runs/plain runs/fid runs/pgra --output_dir runs/consistency
+
+    Takes the flags of pgra train. For 64 to 400 training queries, sources of evidence and numbers
+    of evidence: the bits that the evidence adds to the log-probability of the right label, after a
+    temperature and a bias a label, cross-fitted, with evidence and without. The last line has the
+    flags to train with; pgra train --evidence auto takes them itself. Of finished runs: how often
+    evidence has the label of its query (pgra worth RUNS --help).
+    """
+    words = name_leading("--runs", argv)
+    if words[:1] == ["--runs"]:
+        return consistency(words)
+    args, (options,) = parse_run(
+        words,
+        [WorthArguments],
+        prog="pgra worth",
+        defaults=[Defaults("pgra worth", {"evidence": "auto"}, wins=True)],
+        **about(main),
+    )
+    quiet_libraries()
+    from pgra.context import Context
+    from pgra.experiments.worth import measure_worth, worth_table
+
+    context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
+    result = measure_worth(args, options, context)
+    if options.json not in (None, "-"):
+        write_json(Path(options.json), result)
+    say(json.dumps(result, indent=2) if options.json == "-" else worth_table(result).to_text())
+    return 0
+
+
+@dataclass(kw_only=True)
+class ConsistencyArguments(Arguments):
+    """Whose evidence, and who labels it."""
+
+    runs: list[str] = arg(
+        [], "Finished runs, folders of them, or a grid of pgra ablate.", must_be_given=True
+    )
+    labeler: list[str] = arg([], "Plain runs, one for each task; default: those among --runs.")
+    output_dir: str = arg("", "Where labels and tables go.", must_be_given=True)
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+
+
+def consistency(argv: Sequence[str] | None = None) -> int:
+    """Measure how often evidence has the label of its query.
+
+    Examples:
+      pgra train --task sst2 --method plain --output_dir runs/plain
+      pgra train --task sst2 --method fid --output_dir runs/fid
+      pgra train --task sst2 --output_dir runs/pgra
+      pgra worth runs/pgra runs/fid --labeler runs/plain --output_dir runs/consistency
+      pgra worth runs/ablate-opt_size --output_dir runs/consistency
+
+    The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
+    whose label that is: the paper's Table 10 and Figures 2 and 4.
+    """
+    words = name_leading("--runs", argv)
+    (args,) = parse_arguments(
+        [ConsistencyArguments], words, prog="pgra worth RUNS", **about(consistency)
+    )
+    quiet_libraries()
+    from pgra.experiments.consistency import TABLES_FILE, report_consistency
+
+    folder = Path(args.output_dir)
+    runs = [Path(name) for name in args.runs]
+    labelers = [Path(name) for name in args.labeler]
+    report_consistency(runs, folder, labelers=labelers, device=args.device)
+    say((folder / TABLES_FILE).read_text(encoding="utf-8"))
+    return 0
