@@ -19,6 +19,7 @@ from pgra.artifacts import (
 )
 from pgra.context import Context
 from pgra.data.read import fetch_folder
+from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.parallel import Turn
@@ -101,6 +102,7 @@ def read_record(folder: Path) -> ReaderRecord:
         if values["format"] != FORMAT:
             raise ArtifactError(f"{path} has format {values['format']}, this pgra reads {FORMAT}")
         record = msgspec.convert(values, ReaderRecord)
+        check_slots(f"layout.template of {path}", record.layout.template, record.inputs)
         for name, what in find_damage(home, values["files"]):
             raise DamageError(f"{home / name} {what}", _AGAIN)
     return record
