@@ -56,6 +56,7 @@ from pgra.report.results import (
     write_results,
 )
 from pgra.rerank import BaseReranker
+from pgra.rerank.reranker import Reranker, make_ready
 from pgra.retrieval.dense import Index
 from pgra.run_folder import (
     ARGUMENTS_FILE,
@@ -146,7 +147,7 @@ class Run:
         *,
         device: str = "auto",
         artifacts_dir: str | Path | None = None,
-        reranker: BaseReranker | None = None,
+        reranker: BaseReranker | Reranker | None = None,
     ) -> Self:
         """Open a finished run; its models are loaded when it first decides a query.
 
@@ -282,7 +283,7 @@ def train(
     validation: Rows | str | Path | None = None,
     test: Rows | str | Path | None = None,
     corpus: str | Path | Iterable[str] | Corpus | Index | None = None,
-    reranker: str | type[BaseReranker] | BaseReranker | None = None,
+    reranker: str | type[BaseReranker] | BaseReranker | Reranker | None = None,
     artifacts_dir: str | Path | None = None,
     **arguments: Any,
 ) -> Run:
@@ -318,8 +319,8 @@ def train(
     for split, rows in (("train", train), ("validation", validation), ("test", test)):
         if rows is not None:
             values[f"{split}_file"] = _rows_file(known, rows, split, home)
-    if isinstance(reranker, BaseReranker):
-        values |= reranker.arguments()
+    if isinstance(reranker, BaseReranker | Reranker):
+        values |= make_ready(reranker).arguments
     elif isinstance(reranker, type):
         values["reranker"] = f"{reranker.__module__}:{reranker.__qualname__}"
     elif reranker is not None:
@@ -341,7 +342,8 @@ def train(
     ]
     args = arguments_of(values, layers, caller="pgra.train")
     with quiet_transformers():
-        return run(args, reranker=reranker if isinstance(reranker, BaseReranker) else None)
+        ready = reranker if isinstance(reranker, BaseReranker | Reranker) else None
+        return run(args, reranker=ready)
 
 
 def _task_file(task: str | Path | Task | GenerationTask, home: Path) -> str:
@@ -400,7 +402,10 @@ def _not_default(part: Any) -> dict[str, Any]:
 
 
 def run(
-    args: RunArguments, context: Context = ALONE, *, reranker: BaseReranker | None = None
+    args: RunArguments,
+    context: Context = ALONE,
+    *,
+    reranker: BaseReranker | Reranker | None = None,
 ) -> Run:
     """Run a method, or return its finished run; a ready `reranker` replaces the named one.
 
@@ -639,9 +644,9 @@ def evaluate_run(
 
 
 def _context_of(
-    args: RunArguments, context: Context, reranker: BaseReranker | None = None
+    args: RunArguments, context: Context, reranker: BaseReranker | Reranker | None = None
 ) -> Context:
-    given = {} if reranker is None else {"reranker": reranker}
+    given = {} if reranker is None else {"reranker": make_ready(reranker)}
     return replace(
         context,
         artifacts=Path(args.runtime.artifacts_dir),

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pgra.arrays import Scores
 from pgra.artifacts import digest
-from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
+from pgra.config import CHOOSING, Defaults, Entry, find_class, parse_arguments
 from pgra.context import Context
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import AnsweredExample, DataArguments, load_splits
@@ -349,7 +349,7 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
 
     Those of ours are known without their class.
     """
-    kinds: dict[str, tuple[str, Mapping[str, str], Any]] = {
+    kinds: dict[str, tuple[str, Mapping[str, Entry], Any]] = {
         "retriever_options": ("retriever", RETRIEVERS, find_retriever),
         "rerank_options": ("reranker", RERANKERS, find_reranker),
     }

@@ -45,7 +45,7 @@ from pgra.reader.predict import T5Classifier, written
 from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record, write_record
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
-from pgra.rerank import Reference, find_reranker
+from pgra.rerank import FitData, find_reranker
 from pgra.run_folder import write_card
 from pgra.types import Example, Json
 
@@ -430,7 +430,7 @@ def _open_recorded(
     is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
     exemplars = Stages.read(args, context).exemplars if is_own else None
     made: Mapping[str, Any] = record.fingerprints
-    reference = Reference(made=made["reranker"], folder=home)
+    reference = FitData(fingerprint=made["reranker"], folder=home)
     stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     check = partial(
         check_fingerprint, home, now="what is there now is", way_out="restore it, or train again"

@@ -29,7 +29,15 @@ from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.metrics import has_answer
 from pgra.report.results import EvidenceLine
-from pgra.rerank import BaseReranker, Reference, RerankRequest, find_reranker, open_reranker
+from pgra.rerank import (
+    BaseReranker,
+    FitData,
+    ReadyReranker,
+    RerankRequest,
+    find_reranker,
+    open_reranker,
+)
+from pgra.rerank.bank import query_key
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
@@ -73,7 +81,7 @@ class Stages(Timed):
         data: TaskData,
         *,
         exemplars: NearestExemplars | None = None,
-        reference: Reference | None = None,
+        reference: FitData | None = None,
     ) -> None:
         """Open nothing yet; `data` is empty where a finished run decides new queries.
 
@@ -104,15 +112,15 @@ class Stages(Timed):
         prompt = FewShotPrompt(prompt_template(data.task))
         exemplars = None
         shown: Collection[str] = ()
-        given = context.shared.get("reranker")
+        given: ReadyReranker | None = context.shared.get("reranker")
         if given is not None:
             if not args.rerank.num_evidence:
                 raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
             bare = prompt.template
-            prompt = getattr(given, "prompt", prompt)
+            prompt = given.prompt or prompt
             if prompt.template.inputs != bare.inputs:
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")
-            shown = [example.id for example in data.train if given.shows(example)]
+            shown = [e.id for e in data.train if query_key(e) in given.exemplar_keys]
         elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
             shown = prompt.exemplar_ids
@@ -172,10 +180,10 @@ class Stages(Timed):
             context=self.context,
             options=self.args.rerank_options,
             exemplars=self.exemplars,
-            reference=self.reference or Reference(self.data.train, self.data.task.prompt_words),
+            fit_data=self.reference or FitData(self.data.train, self.data.task.prompt_words),
         )
-        given: BaseReranker | None = self.context.shared.get("reranker")
-        return open_reranker(request) if given is None else given.over(request)
+        given: ReadyReranker | None = self.context.shared.get("reranker")
+        return open_reranker(request) if given is None else given.open(request)
 
     @cached_property
     def retriever(self) -> Retriever:

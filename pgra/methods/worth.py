@@ -14,6 +14,7 @@ p is that of the likeliest right one.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from pgra.report.compare import LEVEL
 from pgra.report.metrics import Values, compare_means, holm
 from pgra.report.results import EvidenceLine, read_object
 from pgra.report.tables import Table
-from pgra.rerank import Reference
+from pgra.rerank import FitData, ReadyReranker, find_reranker
 from pgra.rerank.head import stratified_folds
-from pgra.rerank.reranker import Reranker
+from pgra.rerank.similarity import learns_labels
+from pgra.rerank.states import BankedReranker
 from pgra.types import Candidates, Example, Json
 
 CONTROL = "random"
@@ -43,7 +45,6 @@ _FILE = "worth.json"
 _LEAST = 64  # queries: with fewer an interval is wider than most gains
 _SEED = 0
 _FELT = 0.1  # bits from which a query counts as helped or hurt
-_LEARN_NO_LABELS = ("calibrated", "cosine", "dot", "whitened", "whitened_cosine")
 Places = npt.NDArray[np.intp]
 Lines = Sequence[Sequence[EvidenceLine]]
 
@@ -114,7 +115,7 @@ class Asking:
             args = args.change("reader", decode="verbalizer")
         self.args = args.change("rerank", num_evidence=self.depths[-1])
         self.context = Context(artifacts=context.artifacts, device=context.device)
-        reads = any(one["reranker"] in ("likelihood", "prompted") for one in self.sources.values())
+        reads = any(find_reranker(one["reranker"]).reads_lm for one in self.sources.values())
         first = {"reranker": "prompted" if reads else "none", "similarity": "dot"}
         self.method: Any = open_method(take_evidence(self.args, first), self.context)
         data = self.method.data
@@ -152,11 +153,10 @@ class Asking:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened = self.method.stages
         context = self.context
-        reference = Reference(train, self.data.task.prompt_words)
+        reference = FitData(train, self.data.task.prompt_words)
         if args.rerank.reranker == "prompted":
-            similarity = args.rerank.chosen(reference).similarity
-            one = Reranker(opened.reranker.encoder, similarity=similarity)
-            context = replace(context, shared={"reranker": one})
+            ready = ReadyReranker({}, partial(BankedReranker, opened.reranker.encoder))
+            context = replace(context, shared={"reranker": ready})
         return Stages(args, context, opened.prompt, self.data, reference=reference)
 
     def measure(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Asking:
         first = self.candidates[name == CONTROL]
         is_prompted = args.rerank.reranker == "prompted"
         train = self.method.data.train
-        learns = is_prompted and args.rerank.similarity not in _LEARN_NO_LABELS
+        learns = is_prompted and learns_labels(args.rerank.similarity)
         folds = self.folds if learns else np.zeros_like(self.folds)
         lines: list[list[EvidenceLine]] = [[] for _ in self.queries]
         for fold in np.unique(folds):

@@ -48,6 +48,11 @@ def affine(values: Vectors, weights: Vectors) -> Vectors:
     return logits
 
 
+def head_logits(states: Vectors, stats: Vectors, weights: Vectors) -> Vectors:
+    """Return a head's logits of states (n, H), (n, C), standardized by its stats (2, H)."""
+    return affine((states - stats[0]) / stats[1], weights)
+
+
 @dataclass(frozen=True)
 class Head:
     """A fitted head, and those of the folds.
@@ -69,9 +74,9 @@ class Head:
 
 
 def check_labels(labels: Sequence[str], examples: Sequence[Example]) -> None:
-    """Raise a ConfigError that names a label with fewer than two different texts.
+    """Raise a ConfigError that names the labels with fewer than two different texts.
 
-    Of a single one no head that has not seen it could know the label.
+    A head without that single text would have none of its label.
     """
     texts = defaultdict[str, set[str]](set)
     for example in examples:
@@ -156,7 +161,7 @@ def _fit_path(values: Doubles, targets: Targets, num_labels: int) -> list[Double
     path = []
     start = np.zeros(shape[0] * shape[1])
     for penalty in _PENALTIES:
-        found = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
-        start = found.x
+        fit = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
+        start = fit.x
         path.append(start.reshape(shape))
     return path

@@ -181,7 +181,7 @@ def test_a_method_runs_is_measured_reported_ablated_and_asked(bench):
     ("change", "message"),
     [
         ({"reranker": "toys:MonoT6"}, "reranker 'toys:MonoT6' cannot be imported"),
-        ({"reranker": "pgra.rerank.bank:Bank"}, "is no subclass of pgra.rerank.BaseReranker"),
+        ({"reranker": "pgra.rerank.bank:Bank"}, "is not a subclass of pgra.rerank.BaseReranker"),
         ({"cross_encoder": "x"}, "--cross_encoder is of --reranker cross-encoder: add"),
         ({"reranker": "toys:MonoT5", "stride": 1}, "unknown argument '--stride'"),
         (

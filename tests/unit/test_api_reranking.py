@@ -13,7 +13,9 @@ from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.base import Reference, RerankArguments, RerankRequest
+from pgra.rerank.arguments import FitData, RerankArguments
+from pgra.rerank.base import RerankRequest
+from pgra.rerank.reranker import make_ready
 from pgra.rerank.similarity import SIMILARITIES
 from pgra.types import Example, Hit
 
@@ -34,12 +36,12 @@ def make(lm_dirs):
 
 def of_a_run(reranker, root, queries=TWO, documents=SENTENCES):
     """Scores of a run's second stage, which has its states on disk: (B, n)."""
-    ready = reranker.over(
+    ready = make_ready(reranker).open(
         RerankRequest(
             args=RerankArguments(bank_shard_rows=5),
             prompt=reranker.prompt,
             corpus=open_corpus(documents, root),
-            reference=Reference(TRAIN[4:]),
+            fit_data=FitData(TRAIN[4:]),
             context=Context(artifacts=root),
         )
     )

@@ -21,8 +21,9 @@ from pgra.errors import PgraError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
-from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
-from pgra.rerank.reranker import Reranker
+from pgra.rerank.arguments import LikelihoodArguments, RerankArguments
+from pgra.rerank.base import RerankRequest
+from pgra.rerank.states import BankedReranker
 
 EVERY = np.arange(len(SENTENCES))[None]
 
@@ -97,7 +98,7 @@ def open_at(corpus, tmp_path):
         how = {"similarity": "dot", **how}
         args = RerankArguments(lm=lm, bank_shard_rows=5, lm_dtype="float32", **how)
         how = {"corpus": corpus, "context": Context(artifacts=tmp_path)}
-        return Reranker.open(RerankRequest(args=args, prompt=prompt, **how))
+        return BankedReranker.open(RerankRequest(args=args, prompt=prompt, **how))
 
     return open_at
 
@@ -149,7 +150,7 @@ def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path
         np.testing.assert_allclose(*(lm.score_rows(QUERIES, ROWS) for lm in opened), rtol=1e-4)
         for server.echoed in (1, 8):
             with pytest.raises(PgraError, match="log-probabilities of an echoed prompt"):
-                opened[1].score_texts(QUERIES, SENTENCES)
+                opened[1].score(QUERIES, SENTENCES)
         args = CompleterArguments(lm=url, endpoint="completions")
         lm = open_lm(args, Context(artifacts=tmp_path))
         assert lm.complete(["Q"], max_new_tokens=1, stop="\n")[0].text == " warm"

@@ -10,7 +10,7 @@ from small_reranking import TRAIN, TWO, WORDS, over_corpus, run
 
 from pgra.arrays import log_softmax
 from pgra.errors import ConfigError
-from pgra.rerank import Reference
+from pgra.rerank import FitData
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments
 from pgra.rerank.head import affine, fit_head
@@ -30,7 +30,7 @@ def small_draws(monkeypatch):
 @pytest.fixture
 def start(lm_dirs, corpus, tmp_path):
     def start(similarity, where="banks", *, train=TRAIN[4:], words=WORDS, made=None, **kwargs):
-        reference = Reference(train, words, made)
+        reference = FitData(train, words, made)
         how = {"similarity": similarity, "reference": reference, **kwargs}
         return over_corpus(lm_dirs["opt"], corpus, tmp_path / where, **how)
 
@@ -41,14 +41,14 @@ def start(lm_dirs, corpus, tmp_path):
 def test_auto_takes_head_where_each_label_has_eight(count, name, weight):
     labels = list(WORDS)
     many = [Example(f"train-{i}", {"text": f"{i}"}, labels[i % 2]) for i in range(count)]
-    chosen = RerankArguments().chosen(Reference(many, WORDS))
+    chosen = RerankArguments().chosen(FitData(many, WORDS))
     assert (chosen.similarity, chosen.topic_weight) == (name, weight)
-    assert RerankArguments(topic_weight=0.5).chosen(Reference(many, WORDS)).topic_weight == 0.5
-    assert RerankArguments(similarity="dot").chosen(Reference(many, WORDS)).similarity == "dot"
-    unlabelled = RerankArguments().chosen(Reference([Example(f"{i}", {}) for i in range(32)]))
+    assert RerankArguments(topic_weight=0.5).chosen(FitData(many, WORDS)).topic_weight == 0.5
+    assert RerankArguments(similarity="dot").chosen(FitData(many, WORDS)).similarity == "dot"
+    unlabelled = RerankArguments().chosen(FitData([Example(f"{i}", {}) for i in range(32)]))
     assert unlabelled.similarity == "whitened_cosine"
     made = {"similarity": "head", "topic_weight": 2.0}  # of the run that is opened again
-    again = RerankArguments().chosen(Reference(made=made))
+    again = RerankArguments().chosen(FitData(fingerprint=made))
     assert (again.similarity, again.topic_weight) == ("head", 2)
 
 

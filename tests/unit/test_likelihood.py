@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import pgra
 from pgra.errors import ConfigError
 from pgra.lm.generate import PromptReader
-from pgra.rerank.base import CausalRerankerArguments, LikelihoodArguments
+from pgra.rerank.arguments import CausalRerankerArguments, LikelihoodArguments
 from pgra.rerank.causal import TEMPLATES
+from pgra.rerank.reranker import make_ready
 
 
 @pytest.fixture
@@ -115,4 +116,4 @@ def test_from_python_it_scores_given_texts_alike(start, lm_dirs):
     best = found.rank(texts[0], SENTENCES[:4], k=1)
     assert best[0].index == int(expected[0].argmax())
     with pytest.raises(ConfigError, match="by its name"):
-        found.arguments()
+        make_ready(found)

@@ -1,0 +1,405 @@
+"""The prompted reranker: an LM reads query and documents under one prompt.
+
+Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
+change the order, so scores are the plain products; others are in `pgra.rerank.similarity`.
+`StateRanker` scores texts in memory, `BankedReranker` a run's candidates. Each query has its own
+prefix in `pgra.rerank.pairs`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from pgra.arrays import Rows, Scores, Vectors
+from pgra.artifacts import (
+    TemporaryFolder,
+    at_home,
+    check_fingerprint,
+    find_damage,
+    read_sealed,
+    record_files,
+    without_folders,
+    without_home,
+    write_sealed,
+)
+from pgra.context import Context
+from pgra.data.read import fetch_folder, push_folder
+from pgra.errors import DamageError
+from pgra.lm.causal_lm import CausalLM, open_causal_lm
+from pgra.lm.load import batch_budget
+from pgra.lm.prefix import PromptedEncoder
+from pgra.prompts import FewShotPrompt, PromptTemplate
+from pgra.rerank.arguments import AUTO, FitData, choose_similarity
+from pgra.rerank.bank import Bank, bank_name, query_key, query_keys
+from pgra.rerank.base import BaseReranker, RerankRequest, ScoringReranker
+from pgra.rerank.pairs import NeighborReranker
+from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
+from pgra.retrieval.base import whole_path
+from pgra.types import MISSING_ROW, Example, Json
+
+logger = logging.getLogger(__name__)
+
+_MOST_NUMBERS = 1 << 28  # of states in memory, a gigabyte
+_RECORD_FILE = "prompted.json"
+
+
+class StateRanker:
+    """Scores texts by the similarity of their prompted states to a query's.
+
+    The prompt's prefix runs once, and no text is read twice: states are kept in memory, up to a
+    gigabyte.
+
+    Attributes:
+        encoder: The LM under the prompt.
+        data: Training queries that the prompt does not show, and label words.
+        similarity: The name of how states are compared.
+        fitted: The similarity itself; None before it is fitted.
+    """
+
+    def __init__(
+        self, encoder: PromptedEncoder, similarity: str, data: FitData | None = None
+    ) -> None:
+        """Choose a similarity for `auto`: head, or else calibrated."""
+        self.encoder = encoder
+        self.data = data or FitData()
+        self._fits_itself = similarity == AUTO
+        if similarity == AUTO:
+            similarity = choose_similarity(self.data)
+            if similarity != "head":
+                similarity = "calibrated"
+        self.similarity = similarity
+        cls = find_similarity(similarity)
+        self._fits_itself |= bool(cls.content_free)
+        self.fitted: Similarity | None = None if cls.is_fitted else cls()
+        self._states: dict[int, Vectors] = {}
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """What a query is read by."""
+        return self.encoder.prompt.template.inputs
+
+    def fit(self, texts: Sequence[str], queries: Sequence[Example] | None = None) -> None:
+        """Fit the similarity to texts and training queries; None are those of `data`.
+
+        Raises:
+            ConfigError: If there are too few of either, or a label has no example.
+        """
+        data = self.data if queries is None else replace(self.data, queries=queries)
+        template = self.encoder.prompt.template
+        fitting = Fitting(self.similarity, data, template, num_rows=len(texts))
+        drawn = [texts[row] for row in fitting.rows().tolist()]
+        passages = self._read_passages(drawn)
+        self.fitted = fitting.fit_states(passages, self._read(fitting.queries()))
+
+    def score(self, queries: Sequence[Example], texts: Sequence[str]) -> Scores:
+        """Return each text's score for each query, (B, n) float32.
+
+        Raises:
+            ValueError: If the similarity is not fitted.
+        """
+        if self.fitted is None and self._fits_itself:
+            self.fit([example.text for example in self.data.queries])
+        if self.fitted is None:
+            raise ValueError(
+                f"similarity '{self.similarity}' is fitted: call fit(documents, examples) first"
+            )
+        left = self.fitted.of_queries(self._read(queries), query_keys(queries))
+        right = self.fitted.of_passages(self._read_passages(texts))
+        scores: Scores = np.vecdot(left[:, None], right)
+        return scores
+
+    def _read_passages(self, texts: Iterable[str]) -> Vectors:
+        fields = self.encoder.prompt.template.passage_fields
+        return self._read([Example("", fields(text)) for text in texts])
+
+    def _read(self, examples: Sequence[Example]) -> Vectors:
+        """Return the states of texts, (n, H); the LM reads those that are not in memory yet."""
+        encoder = self.encoder
+        keys = query_keys(examples).tolist()
+        with encoder.lm.busy:  # of several threads one at a time
+            if len(self._states) * encoder.lm.width > _MOST_NUMBERS:
+                self._states.clear()
+            new = {}
+            for key, example in zip(keys, examples, strict=True):
+                if key not in self._states:
+                    new[key] = example
+            if new:
+                before = encoder.num_cut
+                states = encoder.encode_examples(list(new.values()))
+                if num_cut := encoder.num_cut - before:
+                    logger.warning(
+                        "%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit
+                    )
+                self._states.update(zip(new, states, strict=True))
+            states = np.array([self._states[key] for key in keys], np.float32)
+            return states.reshape(len(keys), encoder.lm.width)
+
+    def save(self, folder: Path) -> None:
+        """Write prompt and fit; the LM is named.
+
+        Raises:
+            ValueError: If the similarity is not fitted.
+        """
+        if self.fitted is None:
+            raise ValueError("call fit(documents, examples) first: there is nothing to save")
+        words = dict(self.data.words)
+        save_prompted(
+            folder, self.encoder, vars(self.fitted), similarity=self.similarity, words=words
+        )
+
+    @classmethod
+    def load(cls, name: str | Path, lm: Any, device: str) -> Self:
+        """Open what `save` wrote; see `load_prompted`."""
+        encoder, record, arrays = load_prompted("reranker", name, lm, device)
+        ranker = cls(encoder, record["similarity"], FitData(words=record["words"]))
+        ranker.fitted = find_similarity(ranker.similarity)(**arrays)
+        return ranker
+
+
+# What was fitted to states, in a folder: arrays, the prompt, and the LM's name.
+
+
+def save_prompted(
+    folder: Path, encoder: PromptedEncoder, arrays: Mapping[str, Any], **fields: Json
+) -> None:
+    """Write arrays that were fitted to an encoder's states, and how to open it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(arrays), folder / FIT_FILE)
+    arguments = encoder_arguments(encoder)
+    arguments["lm"] = without_home(whole_path(arguments["lm"]))
+    write_sealed(
+        folder / _RECORD_FILE,
+        {
+            **fields,
+            "arguments": arguments,
+            "prompt": asdict(encoder.prompt),
+            "fingerprint": dict(encoder.fingerprint),
+            "files": record_files(folder, [FIT_FILE]),
+        },
+    )
+
+
+def load_prompted(
+    kind: str, name: str | Path, lm: Any, device: str
+) -> tuple[PromptedEncoder, dict[str, Any], dict[str, Any]]:
+    """Return the encoder, the record and the arrays that `save_prompted` wrote.
+
+    `lm` replaces the LM's name, where it is loaded already or has another name here.
+
+    Raises:
+        ArtifactError: If there is none, it is damaged, or it was made with another LM.
+        ModelError: If the LM cannot be used.
+    """
+    folder = fetch_folder(kind, name)
+    record = read_sealed(folder / _RECORD_FILE)
+    for file, damage in find_damage(folder, record["files"]):
+        raise DamageError(f"{folder / file} {damage}")
+    arguments = record["arguments"]
+    if not isinstance(lm, CausalLM):
+        lm = open_causal_lm(
+            lm or str(at_home(arguments["lm"])),
+            device=device,
+            layer=arguments["lm_layer"],
+            dtype=record["fingerprint"].get("dtype", "auto"),
+        )
+    template = record["prompt"]["template"]
+    template = PromptTemplate(**{**template, "inputs": tuple(template["inputs"])})
+    prompt = FewShotPrompt(**{**record["prompt"], "template": template})
+    encoder = PromptedEncoder(lm, prompt, max_prompt_tokens=arguments["max_prompt_tokens"])
+    now = "the LM that was found is"
+    check_fingerprint(
+        folder,
+        made=record["fingerprint"],
+        asked=dict(encoder.fingerprint),
+        now=now,
+        way_out="give its own as lm=",
+    )
+    return encoder, record, load_file(folder / FIT_FILE)
+
+
+def push_prompted(save: Callable[[Path], None], repo_id: str, *, private: bool | None) -> str:
+    """Upload what `save` writes, without folders of this machine; return its address.
+
+    Raises:
+        ConfigError: If the hub refuses token, id or upload.
+    """
+    copy = TemporaryFolder()
+    save(copy.path)
+    record = read_sealed(copy.path / _RECORD_FILE)
+    record["arguments"] = without_folders(record["arguments"])
+    write_sealed(copy.path / _RECORD_FILE, record)
+    return push_folder(copy.path, copy.path, repo_id, "prompted states", private=private)
+
+
+def encoder_arguments(encoder: PromptedEncoder) -> dict[str, Any]:
+    """Return the arguments that open an encoder's LM by its name."""
+    lm = encoder.lm
+    return {
+        "lm": lm.how.lm,
+        "lm_dtype": lm.how.lm_dtype,
+        "lm_layer": "last" if lm.layer is None else str(lm.layer),
+        "max_prompt_tokens": encoder.max_prompt_tokens,
+        "chat_template": encoder.chat,
+    }
+
+
+class BankedReranker(ScoringReranker):
+    """Orders a corpus's candidates by their prompted states, which banks on disk keep."""
+
+    reads_lm = True
+
+    def __init__(self, encoder: PromptedEncoder, request: RerankRequest) -> None:
+        """Open the banks of an LM under its prompt.
+
+        Raises:
+            ConfigError: If the similarity cannot be fitted.
+        """
+        args = request.args
+        source = encoder.lm.source
+        self.encoder = encoder
+        self.counter = encoder
+        self.topic_weight = args.topic_weight or 0.0
+        self.corpus = request.corpus
+        self.context = request.context
+        self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
+        fields = {**encoder.fingerprint, **self.corpus.fingerprint}
+        self.bank = Bank.of_model(source, self.context, fields)
+        # whatever the corpus
+        self.query_bank = Bank.of_model(source, self.context, encoder.fingerprint, "-queries")
+        self.fitting = Fitting(
+            args.similarity,
+            request.fit_data,
+            encoder.prompt.template,
+            num_rows=len(self.corpus),
+            bank_fields={**fields, "reranker": "prompted"},
+            root=self.context.artifacts / "similarities",
+            kind=bank_name(source.name),
+        )
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> BaseReranker:
+        """Open an LM under the task's prompt, or each query's own.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
+                or exemplars for each query are missing.
+            ModelError: If the LM cannot be used.
+        """
+        if request.args.per_query:
+            return NeighborReranker(request)
+        encoder = PromptedEncoder.open(request.args, request.prompt, request.context.device)
+        return cls(encoder, request)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        return self.with_topic(self.fitting.fingerprint)
+
+    def save(self, folder: Path) -> None:
+        self.fitting.save(folder)
+
+    def release(self) -> None:
+        self.encoder.release()
+
+    def whole_prompt(self, query: Example) -> str:
+        prompt = self.encoder.prompt
+        return prompt.prefix + prompt.suffix(query.fields)
+
+    def compute_missing(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Let the LM read queries, candidates and the similarity's sample; fit it."""
+        wanted = self._wanted(rows)
+        template = self.encoder.prompt.template
+
+        def passages(keys: Rows) -> list[Mapping[str, str]]:
+            return [template.passage_fields(text) for text in self.corpus.texts(keys)]
+
+        num_new = read_queries_into(
+            self.query_bank,
+            self.encoder,
+            [*examples, *self.fitting.queries()],
+            shard_rows=self.shard_rows,
+            context=self.context,
+            title="LM reads queries",
+        )
+        num_new += _read_into(
+            self.bank,
+            self.encoder,
+            wanted,
+            passages,
+            shard_rows=self.shard_rows,
+            context=self.context,
+            title="LM reads passages",
+        )
+        if self.context.part is None:  # other parts may have states that it needs
+            self.fitting.fit(self.bank, self.query_bank)
+        return num_new
+
+    def _wanted(self, rows: Rows) -> Rows:
+        return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
+
+    def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the queries and passages that the LM has yet to read."""
+        queries = query_keys([*examples, *self.fitting.queries()])
+        return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
+
+    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:
+        """Count the distinct queries and passages that the LM reads."""
+        queries = query_keys([*examples, *self.fitting.queries()])
+        return len(np.unique(queries)) + len(self._wanted(rows))
+
+    def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
+        """Return the similarity's scores of candidates (eq. 3), (B, K), -inf where missing."""
+        return score_candidates(
+            self.bank,
+            rows,
+            query_bank=self.query_bank,
+            query_keys=query_keys(examples),
+            similarity=self.fitting.similarity,
+        )
+
+
+def read_queries_into(
+    bank: Bank,
+    encoder: PromptedEncoder,
+    examples: Sequence[Example],
+    *,
+    shard_rows: int,
+    context: Context,
+    title: str,
+) -> int:
+    """Let an LM read the queries that a bank lacks; return how many."""
+    fields = {query_key(example): example.fields for example in examples}
+
+    def look_up(keys: Rows) -> list[Mapping[str, str]]:
+        return [fields[key] for key in keys.tolist()]
+
+    keys = np.array(list(fields), np.int64)
+    return _read_into(
+        bank, encoder, keys, look_up, shard_rows=shard_rows, context=context, title=title
+    )
+
+
+def _read_into(
+    bank: Bank,
+    encoder: PromptedEncoder,
+    keys: Rows,
+    fields: Callable[[Rows], Sequence[Mapping[str, str]]],
+    *,
+    shard_rows: int,
+    context: Context,
+    title: str,
+) -> int:
+    """Let an LM read the texts that a bank lacks; `fields` returns those of keys."""
+    return bank.compute_missing(
+        keys,
+        lambda keys: encoder.tokenize(fields(keys)),
+        lambda prompts, advance: encoder.begin(prompts, advance=advance),
+        shard_rows=shard_rows,
+        context=context,
+        check=encoder.check_kept,
+        title=title,
+    )
