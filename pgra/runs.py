@@ -426,7 +426,7 @@ def run_all(
     """
     first = next(iter(runs.values()))
     context = _context_of(first, context)
-    if first[first.home].evidence == "auto":
+    if first[first.output_section].evidence == "auto":
         worth = measure_worth(first, WorthArguments(), context)
         logger.info("evidence: %s", worth["why"])
         runs = {seed: take_evidence(args, worth["changes"]) for seed, args in runs.items()}
@@ -710,4 +710,4 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
 def variant(args: RunArguments, folder: str | Path, seed: int) -> RunArguments:
     """Return the arguments of the run with a seed; the folder's name may hold `{seed}`."""
     name = str(folder).replace(SEED_FIELD, str(seed))
-    return args.change(args.home, output_dir=name, seed=seed)
+    return args.change(args.output_section, output_dir=name, seed=seed)

@@ -278,7 +278,7 @@ class RunArguments:
             raise ConfigError(
                 f"method '{named}' reads evidence: give --num_evidence, or --method plain"
             )
-        is_given = getattr(sections.get(self.home), "evidence", "given") == "given"
+        is_given = getattr(sections.get(self.output_section), "evidence", "given") == "given"
         if is_given and count > self.retriever.num_candidates:
             raise ConfigError(
                 f"num_evidence ({count}) exceeds num_candidates ({self.retriever.num_candidates}): "
@@ -302,7 +302,7 @@ class RunArguments:
         )
 
     @property
-    def home(self) -> str:
+    def output_section(self) -> str:
         """The section that names the run's folder and seed."""
         return "training" if self.trains else "folder"
 
@@ -314,12 +314,12 @@ class RunArguments:
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(str(self[self.home].output_dir))
+        return Path(str(self[self.output_section].output_dir))
 
     @property
     def seed(self) -> int:
         """The run's seed."""
-        return int(self[self.home].seed)
+        return int(self[self.output_section].seed)
 
     def having(self, **sections: Arguments | None) -> "RunArguments":
         """Return these arguments with other sections; None is left out."""

@@ -419,9 +419,9 @@ def _refuse_strangers(
 def fill_folder(args: RunArguments) -> RunArguments:
     """Fill in all of the folder's name but the seed, of which there may be several."""
     task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
-    name = str(args[args.home].output_dir).replace("{task}", task)
+    name = str(args[args.output_section].output_dir).replace("{task}", task)
     name = name.replace("{method}", find_method(args.runtime.method).name(args))
-    return args.change(args.home, output_dir=name)
+    return args.change(args.output_section, output_dir=name)
 
 
 def refuse_contradictions(given: Collection[str], sections: Mapping[str, Any]) -> None:

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from pgra.arrays import Scores, Vectors
 from pgra.data.examples import Rows, open_rows
 from pgra.data.read import read_label
@@ -27,9 +25,9 @@ from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_temperature
 from pgra.rerank.bank import Bank, query_keys
-from pgra.rerank.head import check_labels, fit_head, head_logits
+from pgra.rerank.head import check_labels, fit_labels, head_logits
 from pgra.rerank.reranker import TaskPrompt, open_encoder
-from pgra.rerank.states import load_prompted, push_prompted, read_queries_into, save_prompted
+from pgra.rerank.states import PromptedModel, read_queries_into
 from pgra.types import Example, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
@@ -62,21 +60,17 @@ class StateHead:
         """
         names = [str(label) for label in self.labels]
         check_labels(names, examples)
-        targets = np.array([names.index(str(example.label)) for example in examples])
-        head = fit_head(states, targets, len(names), [example.text for example in examples])
+        head = fit_labels(states, examples, names)
         self.weights = head.weights
         self.stats = head.stats
         self.accuracy = float(head.is_right.mean())
-        share = 100 * self.accuracy
-        count = len(targets)
-        logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
 
     def score(self, states: Vectors) -> Scores:
         """Return the log-probabilities of labels, less a constant, (n, C) float32."""
         return head_logits(states, self.stats, self.weights)
 
 
-class Classifier:
+class Classifier(PromptedModel):
     """Decides labels by a head on a frozen LM's states.
 
     classifier = pgra.Classifier("bundled:smollm2-135m", [("I was charged twice.", "billing"), ...])
@@ -88,7 +82,6 @@ class Classifier:
         accuracy: Share of the examples that a head which has not seen them decides rightly.
     """
 
-    encoder: PromptedEncoder
     labels: Sequence[Any]
     accuracy: float
 
@@ -155,46 +148,17 @@ class Classifier:
         predictions = decide([example.id for example in examples], scores, self.labels)
         return predictions[0] if is_query(queries) else predictions
 
-    def save(self, folder: str | Path) -> None:
-        """Write the prompt and the head into a folder; the LM is named, not copied."""
-        head = self._head
-        arrays = {"weights": head.weights, "stats": head.stats}
-        labels = list(self.labels)
-        save_prompted(Path(folder), self.encoder, arrays, labels=labels, accuracy=self.accuracy)
+    def _parts(self) -> tuple[Mapping[str, Any], Mapping[str, Json]]:
+        arrays = {"weights": self._head.weights, "stats": self._head.stats}
+        return arrays, {"labels": list(self.labels), "accuracy": self.accuracy}
 
     @classmethod
-    def load(cls, path: str | Path, *, lm: Any = None, device: str = "auto") -> Self:
-        """Open what `save` or `push_to_hub` wrote.
-
-        Args:
-            path: Its folder; or on the hub OWNER/NAME, or OWNER/NAME@REVISION.
-            lm: Its LM, if loaded already (a `pgra.CausalLM`), or under another name here.
-            device: Where the LM runs; a loaded one stays where it is.
-
-        Raises:
-            ArtifactError: If there is none, it is damaged, or it was made with another LM.
-            ModelError: If the LM cannot be used.
-        """
-        encoder, record, arrays = load_prompted("classifier", path, lm, device)
-        head = StateHead(encoder, record["labels"])
-        head.weights = arrays["weights"]
-        head.stats = arrays["stats"]
-        head.accuracy = record["accuracy"]
+    def _of(
+        cls, encoder: PromptedEncoder, arrays: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> Self:
+        head = StateHead(encoder, fields["labels"])
+        vars(head).update(arrays, accuracy=fields["accuracy"])
         return cls(head)
-
-    def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
-        """Upload what `save` writes; return the address of the commit.
-
-        `Classifier.load(repo_id)` opens it. The token is HF_TOKEN, or the login's.
-
-        Args:
-            repo_id: OWNER/NAME; a name alone is your own.
-            private: Of a new repository; None: as the hub does.
-
-        Raises:
-            ConfigError: If the hub refuses token, id or upload.
-        """
-        return push_prompted(self.save, repo_id, private=private)
 
 
 def _read_labelled(rows: Rows) -> tuple[list[Example], Sequence[Any]]:

@@ -7,7 +7,6 @@ from pgra.errors import ConfigError
 from pgra.rerank.arguments import FitData as FitData
 from pgra.rerank.base import BaseReranker as BaseReranker
 from pgra.rerank.base import ReadyReranker as ReadyReranker
-from pgra.rerank.base import RerankCost as RerankCost
 from pgra.rerank.base import RerankRequest as RerankRequest
 
 # For --reranker; `module:Class` and entry points in `pgra.rerankers` are taken too. Those with

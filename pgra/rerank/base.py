@@ -178,17 +178,19 @@ class FirstStageOrder(BaseReranker):
 class ScoringReranker(BaseReranker):
     """Orders candidates by a model's scores, for which it reads texts once and keeps banks.
 
-    `counter` has the model's `num_cut`, `topic_weight` is of `add_topic`.
+    `counter` has the model's `num_cut`, `topic_weight` is of `add_topic`, `made_from` all that the
+    scores before it depend on.
     """
 
     counter: Any
+    made_from: Mapping[str, Json]
     topic_weight = 0.0
 
-    def with_topic(self, fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:
-        """Return a fingerprint with the topic's weight, where there is one."""
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
         if not self.topic_weight:
-            return fingerprint
-        return {**fingerprint, "topic_weight": self.topic_weight}
+            return self.made_from
+        return {**self.made_from, "topic_weight": self.topic_weight}
 
     @abstractmethod
     def compute_missing(self, examples: Sequence[Example], rows: Rows) -> int:

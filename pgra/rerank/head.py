@@ -8,6 +8,7 @@ the task's prompt like this. Cross-validation chooses the penalty; an example th
 is decided by the head of the other folds.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pgra.arrays import Vectors, log_softmax
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.types import Example
+
+logger = logging.getLogger(__name__)
 
 Doubles = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.intp]
@@ -126,6 +129,15 @@ def fit_head(states: Vectors, targets: Targets, num_labels: int, texts: Sequence
         float(_PENALTIES[best]),
         right[best],
     )
+
+
+def fit_labels(states: Vectors, examples: Sequence[Example], labels: Sequence[str]) -> Head:
+    """Fit a head to the states of labelled examples, (n, H)."""
+    targets = np.array([labels.index(str(example.label)) for example in examples])
+    head = fit_head(states, targets, len(labels), [example.text for example in examples])
+    accuracy = 100 * head.is_right.mean()
+    logger.info("head: decides %.1f %% of %d held-out examples rightly", accuracy, len(targets))
+    return head
 
 
 def stratified_folds(targets: Targets, texts: Sequence[str]) -> Targets:

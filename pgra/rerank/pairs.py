@@ -94,10 +94,7 @@ class PairBankReranker(ScoringReranker):
             self.corpus = request.corpus
             fields = {**fields, **self.corpus.fingerprint}
             self.bank = Bank.of_model(source, self.context, fields, "-pairs")
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return self.with_topic(self.bank.fingerprint)
+            self.made_from = fields
 
     def identify(self, example: Example) -> Mapping[str, Json]:
         """Return what a query's pairs depend on, besides the passage."""
@@ -378,19 +375,13 @@ class NeighborReranker(PairBankReranker):
         super().__init__(request, encoder.lm.source, fields)
         self.encoder = self.counter = encoder
         self.exemplars = exemplars
-        self.similarity = args.similarity
         self.column = COLUMNS.index(args.similarity)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return self.with_topic(
-            {
-                **self.bank.fingerprint,
-                **self.exemplars.fingerprint,
-                "reranker": "prompted",
-                "similarity": self.similarity,
-            }
-        )
+        self.made_from = {
+            **self.made_from,
+            **exemplars.fingerprint,
+            "reranker": "prompted",
+            "similarity": args.similarity,
+        }
 
     def release(self) -> None:
         self.encoder.release()

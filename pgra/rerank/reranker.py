@@ -3,7 +3,8 @@
 import copy
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -25,11 +26,13 @@ from pgra.rerank.arguments import AUTO, FitData, RerankArguments
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import BaseReranker, ReadyReranker, RerankRequest, ScorerRequest
 from pgra.rerank.pairs import PairBankReranker
-from pgra.rerank.states import BankedReranker, StateRanker, encoder_arguments, push_prompted
+from pgra.rerank.similarity import find_similarity
+from pgra.rerank.states import BankedReranker, PromptedModel, StateRanker, encoder_arguments
 from pgra.types import (
     Candidates,
     Example,
     Hit,
+    Json,
     Query,
     as_list,
     as_texts,
@@ -117,7 +120,7 @@ def open_encoder(
     return PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens, chat=chat_template)
 
 
-class Reranker:
+class Reranker(PromptedModel):
     """Orders texts by the similarity of their prompted states to a query's, or as `by` says.
 
     The prompt's prefix runs once, and no text is read twice: states are kept in memory, up to a
@@ -129,7 +132,6 @@ class Reranker:
         similarity: The name of how states are compared.
     """
 
-    encoder: PromptedEncoder
     prompt: FewShotPrompt
     similarity: str
 
@@ -322,50 +324,27 @@ class Reranker:
         self._scorer.fit(as_texts("documents", documents), queries)
         return self
 
-    def save(self, folder: str | Path) -> None:
-        """Write the prompt and the fitted similarity into a folder; the LM is named, not copied.
-
-        Raises:
-            ConfigError: If it does not rank by states, and is opened by its name instead.
-            ValueError: If the similarity is not fitted.
-        """
-        self._state_ranker().save(Path(folder))
+    def _parts(self) -> tuple[Mapping[str, Any], Mapping[str, Json]]:
+        ranker = self._state_ranker()
+        if ranker.fitted is None:
+            raise ConfigError("nothing is fitted yet: call fit(documents, examples) first")
+        words = dict(ranker.data.words)
+        return vars(ranker.fitted), {"similarity": self.similarity, "words": words}
 
     @classmethod
-    def load(cls, path: str | Path, *, lm: Any = None, device: str = "auto") -> Self:
-        """Open what `save` or `push_to_hub` wrote.
-
-        Args:
-            path: Its folder; or on the hub OWNER/NAME, or OWNER/NAME@REVISION.
-            lm: Its LM, if loaded already (a `pgra.CausalLM`), or under another name here.
-            device: Where the LM runs; a loaded one stays where it is.
-
-        Raises:
-            ArtifactError: If there is none, it is damaged, or it was made with another LM.
-            ModelError: If the LM cannot be used.
-        """
-        return cls(StateRanker.load(path, lm, device))
-
-    def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
-        """Upload what `save` writes; return the address of the commit.
-
-        `Reranker.load(repo_id)` opens it. The token is HF_TOKEN, or the login's.
-
-        Args:
-            repo_id: OWNER/NAME; a name alone is your own.
-            private: Of a new repository; None: as the hub does.
-
-        Raises:
-            ConfigError: If the hub refuses token, id or upload.
-        """
-        return push_prompted(self._state_ranker().save, repo_id, private=private)
+    def _of(
+        cls, encoder: PromptedEncoder, arrays: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> Self:
+        ranker = StateRanker(encoder, fields["similarity"], FitData(words=fields["words"]))
+        ranker.fitted = find_similarity(ranker.similarity)(**arrays)
+        return cls(ranker)
 
     def _state_ranker(self) -> StateRanker:
         if isinstance(self._scorer, StateRanker):
             return self._scorer
         raise ConfigError(
-            "it has nothing fitted: a run opens it by its name (reranker='likelihood', lm=...), "
-            "Python by pgra.Reranker(by=...)"
+            "a reranker of pairs is opened by its name: give reranker='likelihood', lm=..., or the "
+            "like"
         )
 
     def __repr__(self) -> str:
@@ -391,14 +370,6 @@ def make_ready(reranker: BaseReranker | Reranker) -> ReadyReranker:
 
         return ReadyReranker({"reranker": f"{cls.__module__}:{cls.__qualname__}"}, open_object)
     ranker = reranker._state_ranker()
-
-    def open_banked(request: RerankRequest) -> BaseReranker:
-        fit_data = request.fit_data
-        if ranker.data.words:
-            fit_data = replace(fit_data, words=ranker.data.words)
-        args = replace(request.args, similarity=ranker.similarity)
-        return BankedReranker(ranker.encoder, replace(request, args=args, fit_data=fit_data))
-
     arguments = {
         **encoder_arguments(ranker.encoder),
         "reranker": "prompted",
@@ -406,4 +377,5 @@ def make_ready(reranker: BaseReranker | Reranker) -> ReadyReranker:
         "exemplars": RerankArguments.exemplars,  # one prompt for all queries
         "num_exemplars": len(reranker.prompt.exemplar_ids),
     }
+    open_banked = partial(BankedReranker, ranker.encoder)
     return ReadyReranker(arguments, open_banked, reranker.prompt, reranker._task.exemplar_keys)

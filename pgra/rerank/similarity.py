@@ -17,7 +17,6 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 `is_fitted` and overrides `fit` (`examples/own_similarity.py`).
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -35,10 +34,8 @@ from pgra.errors import ConfigError
 from pgra.prompts import PromptTemplate
 from pgra.rerank.arguments import AUTO, FitData
 from pgra.rerank.bank import Bank, query_key, query_keys
-from pgra.rerank.head import check_labels, column_stats, fit_head, head_logits
+from pgra.rerank.head import check_labels, column_stats, fit_labels, head_logits
 from pgra.types import MISSING_ROW, Example, Json
-
-logger = logging.getLogger(__name__)
 
 
 def unit(values: Vectors) -> Vectors:
@@ -205,11 +202,7 @@ class LabelHead(Similarity):
     def fit(cls, sample: Sample) -> Self:
         """Fit the head to the queries' labels, and its mean logits to the passages."""
         labels = sample.settings["similarity_fit"]["labels"]
-        targets = np.array([labels.index(example.label) for example in sample.examples])
-        texts = [example.text for example in sample.examples]
-        head = fit_head(sample.queries, targets, len(labels), texts)
-        accuracy = head.is_right.mean()
-        logger.info("head: accuracy %.3f on %d held-out queries", accuracy, len(targets))
+        head = fit_labels(sample.queries, sample.examples, labels)
         logits = head_logits(sample.passages, head.stats, head.weights)
         return cls(
             stats=head.stats,

@@ -7,6 +7,7 @@ prefix in `pgra.rerank.pairs`.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -124,10 +125,8 @@ class StateRanker:
         with encoder.lm.busy:  # of several threads one at a time
             if len(self._states) * encoder.lm.width > _MOST_NUMBERS:
                 self._states.clear()
-            new = {}
-            for key, example in zip(keys, examples, strict=True):
-                if key not in self._states:
-                    new[key] = example
+            pairs = zip(keys, examples, strict=True)
+            new = {key: example for key, example in pairs if key not in self._states}
             if new:
                 before = encoder.num_cut
                 states = encoder.encode_examples(list(new.values()))
@@ -139,101 +138,105 @@ class StateRanker:
             states = np.array([self._states[key] for key in keys], np.float32)
             return states.reshape(len(keys), encoder.lm.width)
 
-    def save(self, folder: Path) -> None:
-        """Write prompt and fit; the LM is named.
+
+class PromptedModel(ABC):
+    """What is fitted to an LM's prompted states: a folder or a repository of the hub keeps it.
+
+    The LM is named there, not copied.
+    """
+
+    encoder: PromptedEncoder
+
+    @abstractmethod
+    def _parts(self) -> tuple[Mapping[str, Any], Mapping[str, Json]]:
+        """Return the arrays that were fitted, and what else is needed."""
+
+    @classmethod
+    @abstractmethod
+    def _of(
+        cls, encoder: PromptedEncoder, arrays: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> Self:
+        """Return an object of what `_parts` gave."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the prompt and what is fitted into a folder; the LM is named, not copied.
 
         Raises:
-            ValueError: If the similarity is not fitted.
+            ConfigError: If nothing is fitted.
         """
-        if self.fitted is None:
-            raise ValueError("call fit(documents, examples) first: there is nothing to save")
-        words = dict(self.data.words)
-        save_prompted(
-            folder, self.encoder, vars(self.fitted), similarity=self.similarity, words=words
+        arrays, fields = self._parts()
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(dict(arrays), folder / FIT_FILE)
+        arguments = encoder_arguments(self.encoder)
+        arguments["lm"] = without_home(whole_path(arguments["lm"]))
+        write_sealed(
+            folder / _RECORD_FILE,
+            {
+                **fields,
+                "arguments": arguments,
+                "prompt": asdict(self.encoder.prompt),
+                "fingerprint": self.encoder.fingerprint,
+                "files": record_files(folder, [FIT_FILE]),
+            },
         )
 
     @classmethod
-    def load(cls, name: str | Path, lm: Any, device: str) -> Self:
-        """Open what `save` wrote; see `load_prompted`."""
-        encoder, record, arrays = load_prompted("reranker", name, lm, device)
-        ranker = cls(encoder, record["similarity"], FitData(words=record["words"]))
-        ranker.fitted = find_similarity(ranker.similarity)(**arrays)
-        return ranker
+    def load(cls, path: str | Path, *, lm: Any = None, device: str = "auto") -> Self:
+        """Open what `save` or `push_to_hub` wrote.
 
+        Args:
+            path: Its folder; or on the hub OWNER/NAME, or OWNER/NAME@REVISION.
+            lm: Its LM, if loaded already (a `pgra.CausalLM`), or under another name here.
+            device: Where the LM runs; a loaded one stays where it is.
 
-# What was fitted to states, in a folder: arrays, the prompt, and the LM's name.
-
-
-def save_prompted(
-    folder: Path, encoder: PromptedEncoder, arrays: Mapping[str, Any], **fields: Json
-) -> None:
-    """Write arrays that were fitted to an encoder's states, and how to open it again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(arrays), folder / FIT_FILE)
-    arguments = encoder_arguments(encoder)
-    arguments["lm"] = without_home(whole_path(arguments["lm"]))
-    write_sealed(
-        folder / _RECORD_FILE,
-        {
-            **fields,
-            "arguments": arguments,
-            "prompt": asdict(encoder.prompt),
-            "fingerprint": dict(encoder.fingerprint),
-            "files": record_files(folder, [FIT_FILE]),
-        },
-    )
-
-
-def load_prompted(
-    kind: str, name: str | Path, lm: Any, device: str
-) -> tuple[PromptedEncoder, dict[str, Any], dict[str, Any]]:
-    """Return the encoder, the record and the arrays that `save_prompted` wrote.
-
-    `lm` replaces the LM's name, where it is loaded already or has another name here.
-
-    Raises:
-        ArtifactError: If there is none, it is damaged, or it was made with another LM.
-        ModelError: If the LM cannot be used.
-    """
-    folder = fetch_folder(kind, name)
-    record = read_sealed(folder / _RECORD_FILE)
-    for file, damage in find_damage(folder, record["files"]):
-        raise DamageError(f"{folder / file} {damage}")
-    arguments = record["arguments"]
-    if not isinstance(lm, CausalLM):
-        lm = open_causal_lm(
-            lm or str(at_home(arguments["lm"])),
-            device=device,
-            layer=arguments["lm_layer"],
-            dtype=record["fingerprint"].get("dtype", "auto"),
+        Raises:
+            ArtifactError: If there is none, it is damaged, or it was made with another LM.
+            ModelError: If the LM cannot be used.
+        """
+        folder = fetch_folder(cls.__name__.lower(), path)
+        record = read_sealed(folder / _RECORD_FILE)
+        for file, damage in find_damage(folder, record["files"]):
+            raise DamageError(f"{folder / file} {damage}")
+        arguments = record["arguments"]
+        if not isinstance(lm, CausalLM):
+            lm = open_causal_lm(
+                lm or str(at_home(arguments["lm"])),
+                device=device,
+                layer=arguments["lm_layer"],
+                dtype=record["fingerprint"].get("dtype", "auto"),
+            )
+        template = record["prompt"]["template"]
+        template = PromptTemplate(**{**template, "inputs": tuple(template["inputs"])})
+        prompt = FewShotPrompt(**{**record["prompt"], "template": template})
+        encoder = PromptedEncoder(lm, prompt, max_prompt_tokens=arguments["max_prompt_tokens"])
+        check_fingerprint(
+            folder,
+            made=record["fingerprint"],
+            asked=encoder.fingerprint,
+            now="the LM that was found has",
+            way_out="give its own as lm=",
         )
-    template = record["prompt"]["template"]
-    template = PromptTemplate(**{**template, "inputs": tuple(template["inputs"])})
-    prompt = FewShotPrompt(**{**record["prompt"], "template": template})
-    encoder = PromptedEncoder(lm, prompt, max_prompt_tokens=arguments["max_prompt_tokens"])
-    now = "the LM that was found is"
-    check_fingerprint(
-        folder,
-        made=record["fingerprint"],
-        asked=dict(encoder.fingerprint),
-        now=now,
-        way_out="give its own as lm=",
-    )
-    return encoder, record, load_file(folder / FIT_FILE)
+        return cls._of(encoder, load_file(folder / FIT_FILE), record)
 
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
+        """Upload what `save` writes, without folders of this machine; return its address.
 
-def push_prompted(save: Callable[[Path], None], repo_id: str, *, private: bool | None) -> str:
-    """Upload what `save` writes, without folders of this machine; return its address.
+        `load(repo_id)` opens it. The token is HF_TOKEN, or the login's.
 
-    Raises:
-        ConfigError: If the hub refuses token, id or upload.
-    """
-    copy = TemporaryFolder()
-    save(copy.path)
-    record = read_sealed(copy.path / _RECORD_FILE)
-    record["arguments"] = without_folders(record["arguments"])
-    write_sealed(copy.path / _RECORD_FILE, record)
-    return push_folder(copy.path, copy.path, repo_id, "prompted states", private=private)
+        Args:
+            repo_id: OWNER/NAME; a name alone is your own.
+            private: Of a new repository; None: as the hub does.
+
+        Raises:
+            ConfigError: If the hub refuses token, id or upload, or nothing is fitted.
+        """
+        folder = TemporaryFolder().path
+        self.save(folder)
+        record = read_sealed(folder / _RECORD_FILE)
+        record["arguments"] = without_folders(record["arguments"])
+        write_sealed(folder / _RECORD_FILE, record)
+        return push_folder(folder, folder, repo_id, "fitted to states", private=private)
 
 
 def encoder_arguments(encoder: PromptedEncoder) -> dict[str, Any]:
@@ -280,6 +283,7 @@ class BankedReranker(ScoringReranker):
             root=self.context.artifacts / "similarities",
             kind=bank_name(source.name),
         )
+        self.made_from = self.fitting.fingerprint
 
     @classmethod
     def open(cls, request: RerankRequest) -> BaseReranker:
@@ -294,10 +298,6 @@ class BankedReranker(ScoringReranker):
             return NeighborReranker(request)
         encoder = PromptedEncoder.open(request.args, request.prompt, request.context.device)
         return cls(encoder, request)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return self.with_topic(self.fitting.fingerprint)
 
     def save(self, folder: Path) -> None:
         self.fitting.save(folder)
