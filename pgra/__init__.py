@@ -13,12 +13,10 @@ from pgra.errors import missing_package
 
 __version__ = "0.2.0"
 
-_HOME_OF = {
-    alias.name: node.module or ""
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
+_HOME_OF: dict[str, str] = {}
+for _node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body:
+    if isinstance(_node, ast.ImportFrom):
+        _HOME_OF |= dict.fromkeys([alias.name for alias in _node.names], _node.module or "")
 __all__ = sorted(_HOME_OF)
 
 # Transformers imports torchao wherever it is installed. It warns of what it lacks on a CPU, and

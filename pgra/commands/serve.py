@@ -289,12 +289,11 @@ def openapi(endpoints: Endpoints) -> Mapping[str, Any]:
         }
         for name, ref in zip(endpoints, refs, strict=True)
     }
-    bearer = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "pgra", "version": __version__},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": bearer},
+        "components": {"schemas": schemas},
     }
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pgra.arrays import Scores, Vectors
 from pgra.data.examples import Rows, open_rows
@@ -27,7 +27,7 @@ from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_tem
 from pgra.rerank.bank import Bank, query_keys
 from pgra.rerank.head import check_labels, fit_labels, head_logits
 from pgra.rerank.reranker import TaskPrompt, open_encoder
-from pgra.rerank.states import PromptedModel, read_queries_into
+from pgra.rerank.states import PromptedFit, PromptedModel, read_queries_into
 from pgra.types import Example, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
@@ -118,8 +118,9 @@ class Classifier(PromptedModel):
             PgraError: If an example cannot be read, a label has fewer than two texts beside those
                 in the prompt, or the LM cannot be used.
         """
-        if isinstance(lm, StateHead):  # that `load` read
-            self._head = lm
+        if isinstance(lm, PromptedFit):
+            self._head = StateHead(lm.encoder, lm.fields["labels"])
+            vars(self._head).update(lm.arrays, accuracy=lm.fields["accuracy"])
         else:
             labels: Sequence[Any] = ()
             if task is None:
@@ -148,17 +149,10 @@ class Classifier(PromptedModel):
         predictions = decide([example.id for example in examples], scores, self.labels)
         return predictions[0] if is_query(queries) else predictions
 
-    def _parts(self) -> tuple[Mapping[str, Any], Mapping[str, Json]]:
+    def _fitted(self) -> PromptedFit:
         arrays = {"weights": self._head.weights, "stats": self._head.stats}
-        return arrays, {"labels": list(self.labels), "accuracy": self.accuracy}
-
-    @classmethod
-    def _of(
-        cls, encoder: PromptedEncoder, arrays: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> Self:
-        head = StateHead(encoder, fields["labels"])
-        vars(head).update(arrays, accuracy=fields["accuracy"])
-        return cls(head)
+        fields = {"labels": list(self.labels), "accuracy": self.accuracy}
+        return PromptedFit(self.encoder, arrays, fields)
 
 
 def _read_labelled(rows: Rows) -> tuple[list[Example], Sequence[Any]]:

@@ -144,12 +144,6 @@ class LikelihoodArguments(PairArguments):
                 f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}"
             )
 
-    @property
-    def parts(self) -> tuple[str, str]:
-        """What stands before the passage, and between passage and query."""
-        before, rest = self.likelihood_template.split("{passage}")
-        return before, rest.rstrip().removesuffix("{query}").rstrip()
-
 
 @dataclass(kw_only=True)
 class CausalRerankerArguments(PairArguments):

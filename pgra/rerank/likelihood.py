@@ -52,7 +52,8 @@ class LikelihoodReranker(PairBankReranker):
         """
         options = request.options
         assert isinstance(options, LikelihoodArguments)
-        self._before, self._between = options.parts
+        self._before, rest = options.likelihood_template.split("{passage}")
+        self._between = rest.rstrip().removesuffix("{query}").rstrip()
         kind = EngineLM if request.args.is_engine else LocalLM
         self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)

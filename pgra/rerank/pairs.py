@@ -108,18 +108,12 @@ class PairBankReranker(ScoringReranker):
     def compute(self, shard: Any, advance: Advance) -> Callable[[], Tensor]:
         """Begin to score what `read` returned; return a function that waits for (n, columns)."""
 
-    def pairs(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        texts: Callable[[Rows], list[str]] | None = None,
-    ) -> Pairs:
-        """List the pairs of queries and candidates, (B, K), by default the corpus's."""
+    def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
+        """List the pairs of queries and candidates, (B, K)."""
         present = rows != MISSING_ROW
         keys, first = np.unique(self._keys(examples, rows)[present], return_index=True)
         queries = np.nonzero(present)[0].astype(np.int64)
-        texts = texts or self.corpus.texts
-        return Pairs(examples, keys, queries[first], rows[present][first], texts)
+        return Pairs(examples, keys, queries[first], rows[present][first], self.corpus.texts)
 
     def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
         """Return the keys of pairs, (B, K): hashes of query and passage."""
@@ -155,15 +149,16 @@ class PairBankReranker(ScoringReranker):
 
         Of several threads one at a time does so.
         """
-        rows = np.tile(np.arange(len(texts)), (len(queries), 1))
-        if not rows.size:
-            return np.empty(rows.shape, np.float32)
-        pairs = self.pairs(queries, rows, lambda rows: [texts[row] for row in rows])
-        bar = Bar(total=rows.size, desc="score", unit="pair")
+        shape = (len(queries), len(texts))
+        keys = np.arange(math.prod(shape))
+        if not len(keys):
+            return np.empty(shape, np.float32)
+        lines, rows = np.unravel_index(keys, shape)
+        pairs = Pairs(queries, keys, lines, rows, lambda rows: [texts[row] for row in rows])
+        bar = Bar(total=len(keys), desc="score", unit="pair")
         with self.busy, bar, torch.inference_mode():
-            distinct = self.compute(self.read(pairs, pairs.keys), bar.update)()[:, self.column]
-        scores: Scores = distinct.numpy()[pairs.find(self._keys(queries, rows))]
-        return scores
+            scores: Scores = self.compute(self.read(pairs, keys), bar.update)().numpy()
+        return scores[:, self.column].reshape(shape)
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Count the pairs that are yet to be read."""
@@ -391,14 +386,9 @@ class NeighborReranker(PairBankReranker):
         prompt = self.exemplars.encoder_for(self.encoder, query).prompt
         return prompt.prefix + prompt.suffix(query.fields)
 
-    def pairs(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        texts: Callable[[Rows], list[str]] | None = None,
-    ) -> Pairs:
+    def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         self.exemplars.look_up(examples, self.context)
-        return super().pairs(examples, rows, texts)
+        return super().pairs(examples, rows)
 
     def identify(self, example: Example) -> Mapping[str, Json]:
         prefix = self.exemplars.prompt(self.exemplars.of(example)).prefix

@@ -27,12 +27,17 @@ from pgra.rerank.bank import query_key
 from pgra.rerank.base import BaseReranker, ReadyReranker, RerankRequest, ScorerRequest
 from pgra.rerank.pairs import PairBankReranker
 from pgra.rerank.similarity import find_similarity
-from pgra.rerank.states import BankedReranker, PromptedModel, StateRanker, encoder_arguments
+from pgra.rerank.states import (
+    BankedReranker,
+    PromptedFit,
+    PromptedModel,
+    StateRanker,
+    encoder_arguments,
+)
 from pgra.types import (
     Candidates,
     Example,
     Hit,
-    Json,
     Query,
     as_list,
     as_texts,
@@ -218,9 +223,11 @@ class Reranker(PromptedModel):
                 ScorerRequest(args=args, context=Context(device=device), options=options)
             )
             return
-        if isinstance(lm, StateRanker):  # that `load` read
-            self._scorer = lm
+        if isinstance(lm, PromptedFit):
             self._task = TaskPrompt(lm.encoder.prompt)
+            data = FitData(words=lm.fields["words"])
+            self._scorer = StateRanker(lm.encoder, lm.fields["similarity"], data)
+            self._scorer.fitted = find_similarity(self._scorer.similarity)(**lm.arrays)
         else:
             self._task = TaskPrompt.write(task, template, examples, num_exemplars, seed)
             encoder = open_encoder(
@@ -324,20 +331,12 @@ class Reranker(PromptedModel):
         self._scorer.fit(as_texts("documents", documents), queries)
         return self
 
-    def _parts(self) -> tuple[Mapping[str, Any], Mapping[str, Json]]:
+    def _fitted(self) -> PromptedFit:
         ranker = self._state_ranker()
         if ranker.fitted is None:
             raise ConfigError("nothing is fitted yet: call fit(documents, examples) first")
-        words = dict(ranker.data.words)
-        return vars(ranker.fitted), {"similarity": self.similarity, "words": words}
-
-    @classmethod
-    def _of(
-        cls, encoder: PromptedEncoder, arrays: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> Self:
-        ranker = StateRanker(encoder, fields["similarity"], FitData(words=fields["words"]))
-        ranker.fitted = find_similarity(ranker.similarity)(**arrays)
-        return cls(ranker)
+        fields = {"similarity": self.similarity, "words": dict(ranker.data.words)}
+        return PromptedFit(ranker.encoder, vars(ranker.fitted), fields)
 
     def _state_ranker(self) -> StateRanker:
         if isinstance(self._scorer, StateRanker):

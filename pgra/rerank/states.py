@@ -9,7 +9,7 @@ prefix in `pgra.rerank.pairs`.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,7 +41,7 @@ from pgra.rerank.base import BaseReranker, RerankRequest, ScoringReranker
 from pgra.rerank.pairs import NeighborReranker
 from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
 from pgra.retrieval.base import whole_path
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import MISSING_ROW, Example
 
 logger = logging.getLogger(__name__)
 
@@ -139,24 +139,27 @@ class StateRanker:
             return states.reshape(len(keys), encoder.lm.width)
 
 
-class PromptedModel(ABC):
-    """What is fitted to an LM's prompted states: a folder or a repository of the hub keeps it.
-
-    The LM is named there, not copied.
-    """
+@dataclass(frozen=True)
+class PromptedFit:
+    """What was fitted to the states of an encoder: arrays, and other fields."""
 
     encoder: PromptedEncoder
+    arrays: Mapping[str, Any]
+    fields: Mapping[str, Any]
+
+
+class PromptedModel(ABC):
+    """A public class that is fitted to an LM's prompted states; a folder or the hub keeps the fit.
+
+    The LM is named there, not copied. The constructor takes a `PromptedFit` too.
+    """
+
+    def __init__(self, lm: Any) -> None:
+        del lm
 
     @abstractmethod
-    def _parts(self) -> tuple[Mapping[str, Any], Mapping[str, Json]]:
-        """Return the arrays that were fitted, and what else is needed."""
-
-    @classmethod
-    @abstractmethod
-    def _of(
-        cls, encoder: PromptedEncoder, arrays: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> Self:
-        """Return an object of what `_parts` gave."""
+    def _fitted(self) -> PromptedFit:
+        """Return what the constructor takes."""
 
     def save(self, folder: str | Path) -> None:
         """Write the prompt and what is fitted into a folder; the LM is named, not copied.
@@ -164,19 +167,19 @@ class PromptedModel(ABC):
         Raises:
             ConfigError: If nothing is fitted.
         """
-        arrays, fields = self._parts()
+        fit = self._fitted()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(dict(arrays), folder / FIT_FILE)
-        arguments = encoder_arguments(self.encoder)
+        save_file(dict(fit.arrays), folder / FIT_FILE)
+        arguments = encoder_arguments(fit.encoder)
         arguments["lm"] = without_home(whole_path(arguments["lm"]))
         write_sealed(
             folder / _RECORD_FILE,
             {
-                **fields,
+                **fit.fields,
                 "arguments": arguments,
-                "prompt": asdict(self.encoder.prompt),
-                "fingerprint": self.encoder.fingerprint,
+                "prompt": asdict(fit.encoder.prompt),
+                "fingerprint": fit.encoder.fingerprint,
                 "files": record_files(folder, [FIT_FILE]),
             },
         )
@@ -217,7 +220,7 @@ class PromptedModel(ABC):
             now="the LM that was found has",
             way_out="give its own as lm=",
         )
-        return cls._of(encoder, load_file(folder / FIT_FILE), record)
+        return cls(PromptedFit(encoder, load_file(folder / FIT_FILE), record))
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
         """Upload what `save` writes, without folders of this machine; return its address.
