@@ -116,14 +116,14 @@ def classify(run: "Run | None", lm: Any, body: ClassifyBody) -> Mapping[str, Any
         raise ConfigError("examples need a server with --lm, and texts without them one with --run")
     decisions: list[dict[str, Any]] = []
     for text, answer in zip(body.inputs, decider.predict(list(body.inputs)), strict=True):
-        scores = answer.scores
+        labels = {label: {"confidence": score} for label, score in answer.scores.items()}
         decisions.append(
             {
                 "id": str(len(decisions)),
                 "input": text if isinstance(text, str) else " ".join(text.values()),
                 "prediction": answer.label,
-                "confidence": scores.get(answer.label, 0.0),
-                "labels": {label: {"confidence": score} for label, score in scores.items()},
+                "confidence": answer.scores.get(answer.label, 0.0),
+                "labels": labels,
             }
         )
     return {"classifications": decisions}
@@ -463,7 +463,7 @@ def build_mcp(memory: Memory, reranker: "Reranker | None" = None, lm: str = "") 
         "memory_search": (memory.search, "Find notes on questions like this one, nearest first."),
         "memory_update": (memory.update, "Replace a note's feedback; it gets another id."),
         "memory_delete": (delete, "Take a note out of the memory; its log keeps it."),
-        "memory_erase": (erase, "Erase all that was said of a note's question, for ever."),
+        "memory_erase": (erase, "Erase all notes on a note's question, for ever."),
     }
     if reranker is not None:
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pgra.config import Arguments, arg, import_named
+from pgra.config import Arguments, Entry, arg, import_named
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
@@ -82,7 +82,7 @@ class AnswerArguments(LabelBiasArguments):
 
 @dataclass(kw_only=True)
 class IclSelectionArguments(SelectionArguments):
-    """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
+    """Which labelled examples stand before all queries; by default PGRA's."""
 
     exemplars: str = arg(
         "balanced",
@@ -231,10 +231,15 @@ def decided_by(method: str) -> Mapping[str, Any]:
     return METHODS[method].decided if method in METHODS else {}
 
 
+def _arguments_of(table: Mapping[str, Entry]) -> dict[str, type]:
+    named = {name: entry.arguments for name, entry in table.items()}
+    return {name: import_named(path) for name, path in named.items() if path}
+
+
 # Own arguments of our retrievers and rerankers.
 OPTIONS: Mapping[str, Mapping[str, type]] = {
-    kind: {name: import_named(entry.arguments) for name, entry in table.items() if entry.arguments}
-    for kind, table in (("retriever", RETRIEVERS), ("reranker", RERANKERS))
+    "retriever": _arguments_of(RETRIEVERS),
+    "reranker": _arguments_of(RERANKERS),
 }
 
 

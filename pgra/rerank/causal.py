@@ -89,6 +89,7 @@ def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
     template, words = published[0] if published else (options.causal_template, ["yes", "no"])
     if template is None:
         raise ConfigError(
-            f"'{options.causal_reranker}' is none of {', '.join(TEMPLATES)}: give --causal_template"
+            f"'{options.causal_reranker}' is not one of {', '.join(TEMPLATES)}: give "
+            "--causal_template"
         )
     return options.causal_template or template, list(options.causal_words or words)

@@ -224,7 +224,8 @@ class Reranker(PromptedModel):
             )
             return
         if isinstance(lm, PromptedFit):
-            self._task = TaskPrompt(lm.encoder.prompt)
+            keys = lm.fields["exemplar_keys"]
+            self._task = TaskPrompt(lm.encoder.prompt, exemplar_keys=keys)
             data = FitData(words=lm.fields["words"])
             self._scorer = StateRanker(lm.encoder, lm.fields["similarity"], data)
             self._scorer.fitted = find_similarity(self._scorer.similarity)(**lm.arrays)
@@ -333,10 +334,12 @@ class Reranker(PromptedModel):
 
     def _fitted(self) -> PromptedFit:
         ranker = self._state_ranker()
-        if ranker.fitted is None:
-            raise ConfigError("nothing is fitted yet: call fit(documents, examples) first")
-        fields = {"similarity": self.similarity, "words": dict(ranker.data.words)}
-        return PromptedFit(ranker.encoder, vars(ranker.fitted), fields)
+        fields = {
+            "similarity": self.similarity,
+            "words": dict(ranker.data.words),
+            "exemplar_keys": sorted(self._task.exemplar_keys),
+        }
+        return PromptedFit(ranker.encoder, vars(ranker.require_fit()), fields)
 
     def _state_ranker(self) -> StateRanker:
         if isinstance(self._scorer, StateRanker):

@@ -62,15 +62,13 @@ class StateRanker:
         fitted: The similarity itself; None before it is fitted.
     """
 
-    def __init__(
-        self, encoder: PromptedEncoder, similarity: str, data: FitData | None = None
-    ) -> None:
+    def __init__(self, encoder: PromptedEncoder, similarity: str, data: FitData) -> None:
         """Choose a similarity for `auto`: head, or else calibrated."""
         self.encoder = encoder
-        self.data = data or FitData()
+        self.data = data
         self._fits_itself = similarity == AUTO
         if similarity == AUTO:
-            similarity = choose_similarity(self.data)
+            similarity = choose_similarity(data)
             if similarity != "head":
                 similarity = "calibrated"
         self.similarity = similarity
@@ -103,16 +101,25 @@ class StateRanker:
         Raises:
             ValueError: If the similarity is not fitted.
         """
+        similarity = self.require_fit()
+        left = similarity.of_queries(self._read(queries), query_keys(queries))
+        right = similarity.of_passages(self._read_passages(texts))
+        scores: Scores = np.vecdot(left[:, None], right)
+        return scores
+
+    def require_fit(self) -> Similarity:
+        """Return the fitted similarity; one that needs no more texts is fitted now.
+
+        Raises:
+            ValueError: If it needs some.
+        """
         if self.fitted is None and self._fits_itself:
             self.fit([example.text for example in self.data.queries])
         if self.fitted is None:
             raise ValueError(
                 f"similarity '{self.similarity}' is fitted: call fit(documents, examples) first"
             )
-        left = self.fitted.of_queries(self._read(queries), query_keys(queries))
-        right = self.fitted.of_passages(self._read_passages(texts))
-        scores: Scores = np.vecdot(left[:, None], right)
-        return scores
+        return self.fitted
 
     def _read_passages(self, texts: Iterable[str]) -> Vectors:
         fields = self.encoder.prompt.template.passage_fields
@@ -165,7 +172,8 @@ class PromptedModel(ABC):
         """Write the prompt and what is fitted into a folder; the LM is named, not copied.
 
         Raises:
-            ConfigError: If nothing is fitted.
+            ConfigError: If it ranks pairs, and is opened by its name instead.
+            ValueError: If `fit` must be called first.
         """
         fit = self._fitted()
         folder = Path(folder)
@@ -232,7 +240,7 @@ class PromptedModel(ABC):
             private: Of a new repository; None: as the hub does.
 
         Raises:
-            ConfigError: If the hub refuses token, id or upload, or nothing is fitted.
+            ConfigError: If the hub refuses token, id or upload; or as of `save`.
         """
         folder = TemporaryFolder().path
         self.save(folder)

@@ -28,7 +28,7 @@ INDEXES = "indexes"  # their folder among the artifacts
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRequest:
-    """Which index is wanted, and who builds it if it is not there.
+    """Which index is wanted, and how a missing one is built.
 
     Attributes:
         context: Processes and folders; indexes are under its artifacts.

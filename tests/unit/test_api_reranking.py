@@ -157,7 +157,7 @@ def test_an_argument_that_is_not_used_is_refused(lm_dirs):
 
 def test_a_saved_one_scores_alike_and_refuses_another_lm(make, lm_dirs, tmp_path):
     reranker = make(similarity="whitened")
-    with pytest.raises(ConfigError, match="call fit"):
+    with pytest.raises(ValueError, match="call fit"):
         reranker.save(tmp_path)
     scores = reranker.fit(SENTENCES, TRAIN).score(QUERIES, SENTENCES)
     reranker.save(tmp_path)
