@@ -18,16 +18,15 @@ from pgra.data.examples import Rows, open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, Task
 from pgra.exemplars.selector import build_prompt, pool_task
-from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_temperature
-from pgra.rerank.bank import Bank, query_keys
+from pgra.rerank.bank import query_keys
 from pgra.rerank.head import check_labels, fit_labels, head_logits
 from pgra.rerank.reranker import TaskPrompt, open_encoder
-from pgra.rerank.states import PromptedFit, PromptedModel, read_queries_into
+from pgra.rerank.states import PromptedFit, PromptedModel, StateBank
 from pgra.types import Example, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
@@ -208,8 +207,13 @@ class HeadMethod(Method):
         self.fingerprints |= self.data.fingerprints(SPLITS if self.data.dev else _UNDIVIDED)
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
         self.head = StateHead(encoder, self.data.labels)
-        fields = encoder.fingerprint
-        self.bank = Bank.of_model(encoder.lm.source, self.context, fields, "-queries")
+        self.bank = StateBank(
+            encoder,
+            encoder.fingerprint,
+            self.context,
+            shard_rows=args.bank_shard_rows,
+            suffix="-queries",
+        )
 
     def check(self) -> None:
         check_labels(self.data.labels, self.data.train)
@@ -230,14 +234,7 @@ class HeadMethod(Method):
         encoder = self.head.encoder
         if all(list(examples) != self.data.examples(split) for split in SPLITS):
             return encoder.encode_examples(examples)
-        read_queries_into(
-            self.bank,
-            encoder,
-            examples,
-            shard_rows=batch_budget(self.args["head"].bank_shard_rows, encoder.lm.device),
-            context=self.context,
-            title="LM reads texts",
-        )
+        self.bank.read_queries(examples, "LM reads texts")
         return self.bank.states(query_keys(examples))
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)

@@ -11,7 +11,7 @@ In memory are keys, 24 bytes a state; states are mapped a shard at a time.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -146,15 +146,6 @@ class Bank:
     def missing(self, keys: npt.ArrayLike) -> Rows:
         """Return the distinct keys that have no state yet, sorted."""
         return np.setdiff1d(np.asarray(keys, dtype=np.int64), self._keys)
-
-    @classmethod
-    def of_model(
-        cls, source: ModelSource, context: Context, fields: Mapping[str, Json], suffix: str = ""
-    ) -> Self:
-        """Open the bank of a model's states, or scores, in a run's artifacts."""
-        name = bank_name(source.name) + suffix
-        folder = artifact_dir(context.artifacts / "banks", name, fields)
-        return cls(folder, fields, inputs=source.inputs)
 
     def compute_missing(
         self,
@@ -342,6 +333,13 @@ def _set_shard_aside(record: Path, why: str) -> None:
 def bank_name(model: str) -> str:
     """Return how the folders of a model's banks begin."""
     return model.removeprefix("bundled:").rstrip("/").split("/")[-1]
+
+
+def bank_folder(
+    source: ModelSource, context: Context, fields: Mapping[str, Json], suffix: str
+) -> Path:
+    """Return the folder of a model's bank among a run's artifacts."""
+    return artifact_dir(context.artifacts / "banks", bank_name(source.name) + suffix, fields)
 
 
 def query_key(example: Example) -> int:

@@ -28,7 +28,7 @@ from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.parallel import Turn
 from pgra.progress import Bar
 from pgra.rerank.arguments import RerankArguments
-from pgra.rerank.bank import Advance, Bank
+from pgra.rerank.bank import Advance, Bank, bank_folder
 from pgra.rerank.base import RerankRequest, ScorerRequest, ScoringReranker
 from pgra.types import MISSING_ROW, Example, Json
 
@@ -93,7 +93,8 @@ class PairBankReranker(ScoringReranker):
         if isinstance(request, RerankRequest):
             self.corpus = request.corpus
             fields = {**fields, **self.corpus.fingerprint}
-            self.bank = Bank.of_model(source, self.context, fields, "-pairs")
+            folder = bank_folder(source, self.context, fields, "-pairs")
+            self.bank = Bank(folder, fields, inputs=source.inputs)
             self.made_from = fields
 
     def identify(self, example: Example) -> Mapping[str, Json]:

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,12 +37,12 @@ from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank.arguments import AUTO, FitData, choose_similarity
-from pgra.rerank.bank import Bank, bank_name, query_key, query_keys
+from pgra.rerank.bank import Bank, bank_folder, bank_name, query_key, query_keys
 from pgra.rerank.base import BaseReranker, RerankRequest, ScoringReranker
 from pgra.rerank.pairs import NeighborReranker
 from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
 from pgra.retrieval.base import whole_path
-from pgra.types import MISSING_ROW, Example
+from pgra.types import MISSING_ROW, Example, Json
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,47 @@ def encoder_arguments(encoder: PromptedEncoder) -> dict[str, Any]:
     }
 
 
+class StateBank(Bank):
+    """The bank of an encoder's states, among a run's artifacts."""
+
+    def __init__(
+        self,
+        encoder: PromptedEncoder,
+        fields: Mapping[str, Json],
+        context: Context,
+        *,
+        shard_rows: int,
+        suffix: str = "",
+    ) -> None:
+        """Open it; `fields` are what its states depend on, `suffix` is of its folder's name."""
+        self._encoder = encoder
+        self._context = context
+        self._shard_rows = batch_budget(shard_rows, encoder.lm.device)
+        source = encoder.lm.source
+        super().__init__(bank_folder(source, context, fields, suffix), fields, inputs=source.inputs)
+
+    def read(
+        self, keys: Rows, fields: Callable[[Rows], Sequence[Mapping[str, str]]], title: str
+    ) -> int:
+        """Let the LM read the texts that are missing, which `fields` returns; return how many."""
+        encoder = self._encoder
+        return self.compute_missing(
+            keys,
+            lambda keys: encoder.tokenize(fields(keys)),
+            lambda prompts, advance: encoder.begin(prompts, advance=advance),
+            shard_rows=self._shard_rows,
+            context=self._context,
+            check=encoder.check_kept,
+            title=title,
+        )
+
+    def read_queries(self, examples: Sequence[Example], title: str) -> int:
+        """As `read`, of queries by their `query_key`."""
+        fields = {query_key(example): example.fields for example in examples}
+        keys = np.array(list(fields), np.int64)
+        return self.read(keys, lambda keys: [fields[key] for key in keys.tolist()], title)
+
+
 class BankedReranker(ScoringReranker):
     """Orders a corpus's candidates by their prompted states, which banks on disk keep."""
 
@@ -274,17 +316,17 @@ class BankedReranker(ScoringReranker):
             ConfigError: If the similarity cannot be fitted.
         """
         args = request.args
-        source = encoder.lm.source
         self.encoder = encoder
         self.counter = encoder
         self.topic_weight = args.topic_weight or 0.0
         self.corpus = request.corpus
         self.context = request.context
-        self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
+        open_bank = partial(
+            StateBank, encoder, context=self.context, shard_rows=args.bank_shard_rows
+        )
         fields = {**encoder.fingerprint, **self.corpus.fingerprint}
-        self.bank = Bank.of_model(source, self.context, fields)
-        # whatever the corpus
-        self.query_bank = Bank.of_model(source, self.context, encoder.fingerprint, "-queries")
+        self.bank = open_bank(fields)
+        self.query_bank = open_bank(encoder.fingerprint, suffix="-queries")  # of all corpora
         self.fitting = Fitting(
             args.similarity,
             request.fit_data,
@@ -292,7 +334,7 @@ class BankedReranker(ScoringReranker):
             num_rows=len(self.corpus),
             bank_fields={**fields, "reranker": "prompted"},
             root=self.context.artifacts / "similarities",
-            kind=bank_name(source.name),
+            kind=bank_name(encoder.lm.source.name),
         )
         self.made_from = self.fitting.fingerprint
 
@@ -328,23 +370,9 @@ class BankedReranker(ScoringReranker):
         def passages(keys: Rows) -> list[Mapping[str, str]]:
             return [template.passage_fields(text) for text in self.corpus.texts(keys)]
 
-        num_new = read_queries_into(
-            self.query_bank,
-            self.encoder,
-            [*examples, *self.fitting.queries()],
-            shard_rows=self.shard_rows,
-            context=self.context,
-            title="LM reads queries",
-        )
-        num_new += _read_into(
-            self.bank,
-            self.encoder,
-            wanted,
-            passages,
-            shard_rows=self.shard_rows,
-            context=self.context,
-            title="LM reads passages",
-        )
+        queries = [*examples, *self.fitting.queries()]
+        num_new = self.query_bank.read_queries(queries, "LM reads queries")
+        num_new += self.bank.read(wanted, passages, "LM reads passages")
         if self.context.part is None:  # other parts may have states that it needs
             self.fitting.fit(self.bank, self.query_bank)
         return num_new
@@ -371,46 +399,3 @@ class BankedReranker(ScoringReranker):
             query_keys=query_keys(examples),
             similarity=self.fitting.similarity,
         )
-
-
-def read_queries_into(
-    bank: Bank,
-    encoder: PromptedEncoder,
-    examples: Sequence[Example],
-    *,
-    shard_rows: int,
-    context: Context,
-    title: str,
-) -> int:
-    """Let an LM read the queries that a bank lacks; return how many."""
-    fields = {query_key(example): example.fields for example in examples}
-
-    def look_up(keys: Rows) -> list[Mapping[str, str]]:
-        return [fields[key] for key in keys.tolist()]
-
-    keys = np.array(list(fields), np.int64)
-    return _read_into(
-        bank, encoder, keys, look_up, shard_rows=shard_rows, context=context, title=title
-    )
-
-
-def _read_into(
-    bank: Bank,
-    encoder: PromptedEncoder,
-    keys: Rows,
-    fields: Callable[[Rows], Sequence[Mapping[str, str]]],
-    *,
-    shard_rows: int,
-    context: Context,
-    title: str,
-) -> int:
-    """Let an LM read the texts that a bank lacks; `fields` returns those of keys."""
-    return bank.compute_missing(
-        keys,
-        lambda keys: encoder.tokenize(fields(keys)),
-        lambda prompts, advance: encoder.begin(prompts, advance=advance),
-        shard_rows=shard_rows,
-        context=context,
-        check=encoder.check_kept,
-        title=title,
-    )
