@@ -6,9 +6,8 @@ as the models' cards and sentence-transformers' `LogitScore` have it; of a model
 word's logit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from pgra.errors import ConfigError, ModelError
 from pgra.rerank.arguments import CausalRerankerArguments
 from pgra.rerank.base import ScorerRequest
-from pgra.rerank.pairs import PairReranker, Tokens
+from pgra.rerank.pairs import PairReranker
 from pgra.types import Json
 
 _QWEN3 = (
@@ -50,6 +49,7 @@ class CausalReranker(PairReranker):
 
     Arguments = CausalRerankerArguments
     model_class = "AutoModelForCausalLM"
+    add_special_tokens = False  # the template has them
 
     def __init__(self, request: ScorerRequest) -> None:
         """Open the model, without its weights; errors as `PairReranker`'s."""
@@ -70,9 +70,6 @@ class CausalReranker(PairReranker):
     def text(self, query: str, passage: str) -> str:
         sides = self.template.split("{query}")  # so that neither text is searched
         return query.join(side.replace("{passage}", passage) for side in sides)
-
-    def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
-        return super().call_tokenizer(*texts, add_special_tokens=False, **options)
 
     def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
         ends = batch["attention_mask"].sum(dim=1) - 1

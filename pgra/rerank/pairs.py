@@ -179,6 +179,7 @@ class PairReranker(PairBankReranker):
 
     Arguments: ClassVar[Any] = None
     model_class: ClassVar[str]
+    add_special_tokens = True
     reads_prompt = False
 
     def __init__(self, request: ScorerRequest, *, max_tokens: int | None = None) -> None:
@@ -286,6 +287,7 @@ class PairReranker(PairBankReranker):
 
     def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
         """Tokenise texts, or texts in two parts, without padding."""
+        options["add_special_tokens"] = self.add_special_tokens
         encoded = self.tokenizer(*map(list, texts), verbose=False, **options)
         lines = zip(*encoded.values(), strict=True)
         return [dict(zip(encoded, line, strict=True)) for line in lines]
