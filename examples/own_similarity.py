@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from pgra.arrays import Vectors
 from pgra.cli import dispatch, run
-from pgra.rerank.similarity import Floats, Sample, Similarity, unit
+from pgra.rerank.similarity import Sample, Similarity, unit
 
 NEAREST = 10
 DATA = "--task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 200"
@@ -27,7 +28,7 @@ STAGES = "--retriever bm25 --num_candidates 20 --lm bundled:smollm2-135m"
 class Csls(Similarity):
     """Scores are inner products of what `of_passages` and `of_queries` return."""
 
-    queries: Floats  # all fields are arrays: they are what is kept of a fit
+    queries: Vectors  # all fields are arrays: they are what is kept of a fit
 
     is_fitted = True
 
@@ -36,7 +37,7 @@ class Csls(Similarity):
         """Keep the training queries' states, of length 1."""
         return cls(queries=unit(sample.queries))
 
-    def of_passages(self, states: Floats) -> Floats:
+    def of_passages(self, states: Vectors) -> Vectors:
         """Return 2 e / |e|, and less how near e is to queries."""
         values = unit(states)
         # In float32 the last digits would depend on how many passages there are.
@@ -44,7 +45,7 @@ class Csls(Similarity):
         hub = cosines[:, -NEAREST:].mean(axis=1, keepdims=True)
         return np.concatenate([2 * values, -hub.astype(np.float32)], axis=1)
 
-    def of_queries(self, states: Floats, keys: Any) -> Floats:  # noqa: ARG002
+    def of_queries(self, states: Vectors, keys: Any) -> Vectors:  # noqa: ARG002
         """Return x / |x|, and 1."""
         return np.concatenate([unit(states), np.ones((len(states), 1), np.float32)], axis=1)
 

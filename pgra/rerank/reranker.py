@@ -370,7 +370,9 @@ def make_ready(reranker: BaseReranker | Reranker) -> ReadyReranker:
             reranker.corpus = request.corpus
             return reranker
 
-        return ReadyReranker({"reranker": f"{cls.__module__}:{cls.__qualname__}"}, open_object)
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        prompt = getattr(reranker, "prompt", None)
+        return ReadyReranker({"reranker": name}, open_object, prompt)
     ranker = reranker._state_ranker()
     arguments = {
         **encoder_arguments(ranker.encoder),
