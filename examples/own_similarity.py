@@ -5,16 +5,16 @@ r"""A similarity of your own in one file: cosine, but passages that are near eve
 
 CSLS (Conneau et al. 2018, arXiv 1710.04087): 2 cos(x, e) less e's mean cosine with its 10 nearest
 training queries. The name `module:Class` is taken wherever a similarity is named: pgra search,
-train, a grid's YAML, `pgra.Reranker(similarity=...)`. Guide: docs/extend.md.
+train, plan, a grid's YAML, `pgra.Reranker(similarity=...)`. Guide: docs/extend.md.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from pgra.arrays import Rows, Vectors
+from pgra.arrays import Vectors
 from pgra.cli import dispatch, run
 from pgra.rerank.similarity import Sample, Similarity, unit
 
@@ -45,7 +45,7 @@ class Csls(Similarity):
         hub = cosines[:, -NEAREST:].mean(axis=1, keepdims=True)
         return np.concatenate([2 * values, -hub.astype(np.float32)], axis=1)
 
-    def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
+    def of_queries(self, states: Vectors, keys: Any) -> Vectors:  # noqa: ARG002
         """Return x / |x|, and 1."""
         return np.concatenate([unit(states), np.ones((len(states), 1), np.float32)], axis=1)
 

@@ -158,6 +158,17 @@ class Rule:
             raise ConfigError(f"{name} is {value}: it must be {wanted}")
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A class of ours in a table by name, and the class of its own arguments, if it has any.
+
+    Both are "module:Class". The second is imported for the help, so its module has no torch.
+    """
+
+    path: str
+    arguments: str | None = None
+
+
 def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
     """Import what a name stands for; a ConfigError if it is unknown or cannot be imported.
 

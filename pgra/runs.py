@@ -38,7 +38,8 @@ from pgra.progress import quiet_transformers
 from pgra.reader.record import Reader, read_record
 from pgra.report.metrics import no_better_than_one_label
 from pgra.report.results import FREE, Decisions, EvidenceLine, write_results
-from pgra.rerank import BaseReranker
+from pgra.rerank import BaseReranker, ReadyReranker
+from pgra.rerank.reranker import Reranker, make_ready
 from pgra.retrieval.dense import Index
 from pgra.run_folder import (
     ARGUMENTS_FILE,
@@ -120,7 +121,7 @@ class Run(RunFolder):
     args: RunArguments
     context: Context = ALONE
     reused: bool = False
-    reranker: BaseReranker | None = None
+    reranker: ReadyReranker | None = None
     busy: Turn = field(default_factory=Turn, compare=False)
 
     @classmethod
@@ -130,7 +131,7 @@ class Run(RunFolder):
         *,
         device: str = "auto",
         artifacts_dir: str | Path | None = None,
-        reranker: BaseReranker | None = None,
+        reranker: BaseReranker | Reranker | None = None,
     ) -> Self:
         """Open a finished run; its models are loaded when it first decides a query.
 
@@ -156,7 +157,8 @@ class Run(RunFolder):
         args = read_arguments(home, changes)
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
-        return cls(home, args, _context_of(args, context), reused=True, reranker=reranker)
+        ready = None if reranker is None else make_ready(reranker)
+        return cls(home, args, _context_of(args, context), reused=True, reranker=ready)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -252,7 +254,7 @@ def train(
     validation: ExampleRows | str | Path | None = None,
     test: ExampleRows | str | Path | None = None,
     corpus: str | Path | Iterable[str] | Corpus | Index | None = None,
-    reranker: str | type[BaseReranker] | BaseReranker | None = None,
+    reranker: str | type[BaseReranker] | BaseReranker | Reranker | None = None,
     artifacts_dir: str | Path | None = None,
     **arguments: Any,
 ) -> Run:
@@ -294,8 +296,8 @@ def train(
     for split, rows in (("train", train), ("validation", validation), ("test", test)):
         if rows is not None:
             values[f"{split}_file"] = _rows_file(task, rows, split, home)
-    if isinstance(reranker, BaseReranker):
-        values |= reranker.arguments()
+    if isinstance(reranker, BaseReranker | Reranker):
+        values |= make_ready(reranker).arguments
     elif isinstance(reranker, type):
         values["reranker"] = f"{reranker.__module__}:{reranker.__qualname__}"
     elif reranker is not None:
@@ -316,7 +318,8 @@ def train(
             layers += [f"--{name}", str(value)]
     args = arguments_of(values, layers, caller="pgra.train")
     with quiet_transformers():
-        return run(args, reranker=reranker if isinstance(reranker, BaseReranker) else None)
+        ready = reranker if isinstance(reranker, BaseReranker | Reranker) else None
+        return run(args, reranker=ready)
 
 
 def _rows_file(task: AnyTask, rows: ExampleRows | str | Path, split: str, home: Path) -> str:
@@ -368,7 +371,10 @@ def _not_default(arguments: Arguments) -> dict[str, Any]:
 
 
 def run(
-    args: RunArguments, context: Context = ALONE, *, reranker: BaseReranker | None = None
+    args: RunArguments,
+    context: Context = ALONE,
+    *,
+    reranker: BaseReranker | Reranker | None = None,
 ) -> Run:
     """Run a method, or return its finished run; a ready `reranker` replaces the named one.
 
@@ -376,14 +382,15 @@ def run(
         ArtifactError: If the folder holds another run.
     """
     args = variant(args, args.folder, args.seed)
-    return run_all({args.seed: args}, context, reranker=reranker)[args.seed]
+    ready = None if reranker is None else make_ready(reranker)
+    return run_all({args.seed: args}, context, reranker=ready)[args.seed]
 
 
 def run_all(
     runs: Mapping[int, RunArguments],
     context: Context,
     *,
-    reranker: BaseReranker | None = None,
+    reranker: ReadyReranker | None = None,
     may_lack_reader: bool = False,
 ) -> dict[int, Run]:
     """Run a method once for each seed; what the runs share is prepared once.

@@ -28,8 +28,9 @@ class ShowArguments(Arguments):
 def search(argv: Sequence[str] | None = None) -> int:
     """Run both stages where a task, an LM or a reranker is named, else the first alone."""
     words = common.name_leading("--text", argv)
-    own = common.given_names(words) & {"task", "lm", "reranker"}
-    return main(words) if own else first_stage.search(words)
+    if common.given_names(words) & {"task", "lm", "reranker"}:
+        return main(words)
+    return first_stage.search(words)
 
 
 def main(words: Sequence[str]) -> int:
@@ -55,34 +56,34 @@ def main(words: Sequence[str]) -> int:
     stages for all splits of the task, and says where their products lie. With --retriever
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
-    parts, (texts, own, show, work) = common.parse_stages(
+    sections, (texts, files, show, work) = common.parse_stages(
         words,
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
         without=["reader"],
         prog="pgra search --task NAME",
         **common.about(main),
     )
-    queries = own.read(texts.text)
-    asked = list(queries.values())
-    if asked:  # all candidates are ordered
-        every = parts["retriever"].num_candidates
-        parts["rerank"] = replace(parts["rerank"], num_evidence=every)
-    args = RunArguments({**parts, "reader": ReaderArguments()})
+    named_queries = files.read(texts.text)
+    queries = list(named_queries.values())
+    if queries:  # all candidates are ordered
+        every = sections["retriever"].num_candidates
+        sections["rerank"] = replace(sections["rerank"], num_evidence=every)
+    args = RunArguments({**sections, "reader": ReaderArguments()})
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     common.quiet_libraries()
     context = work.join(args.runtime.device)
     if context.worker.is_part:
-        message = read_part(args, asked, context)
-    elif own.is_run:
-        search, _, best = _search(args, asked, context)
+        message = read_part(args, queries, context)
+    elif files.is_run:
+        stages, _, best = _search(args, queries, context)
         if not context.is_main:
             return 0
         tag = f"pgra-{args.rerank.reranker}"
         depth = best.rows.shape[1]
-        message = finish_run(own, list(queries), best, search.corpus, tag=tag, k=depth)
-    elif asked:
-        message = visible(_show_texts(args, asked, show.num_shown, context))
+        message = finish_run(files, list(named_queries), best, stages.corpus, tag=tag, k=depth)
+    elif queries:
+        message = visible(_show_texts(args, queries, show.num_shown, context))
     else:
         message = _rerank_splits(args, context)
     if context.is_main:
@@ -94,16 +95,16 @@ def _rerank_splits(args: RunArguments, context: "Context") -> str:
     from pgra.methods.base import SPLITS
     from pgra.methods.stages import Stages
 
-    found = Stages.read(args, context)
-    found.find()
+    stages = Stages.read(args, context)
+    stages.find()
+    task = stages.data.task.name
     lines = []
     for split in SPLITS:
-        reused = " (reused)" if found.evidence[split].reused else ""
-        lines.append(
-            f"{found.data.task.name} {split}: {len(found.data.examples(split)):,} queries{reused}"
-        )
-        lines.append(f"  candidates: {found.candidates[split].folder}")
-        lines.append(f"  evidence:   {found.evidence[split].folder}")
+        evidence = stages.evidence[split]
+        reused = " (reused)" if evidence.reused else ""
+        lines.append(f"{task} {split}: {len(stages.data.examples(split)):,} queries{reused}")
+        lines.append(f"  candidates: {stages.candidates[split].folder}")
+        lines.append(f"  evidence:   {evidence.folder}")
     return "\n".join(lines)
 
 
@@ -112,40 +113,41 @@ def _open(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
     from pgra.methods.stages import Stages
     from pgra.types import Example
 
-    is_bare = args.data.task is None and texts
-    search = Stages.without_task(args, context) if is_bare else Stages.read(args, context)
-    search.finds_itself = True
-    fields = search.prompt.template.passage_fields
-    return search, [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
+    open_stages = Stages.without_task if args.data.task is None and texts else Stages.read
+    stages = open_stages(args, context)
+    stages.finds_itself = True
+    fields = stages.prompt.template.passage_fields
+    return stages, [Example(f"text-{number}", fields(text)) for number, text in enumerate(texts)]
 
 
 def _search(args: RunArguments, texts: Sequence[str], context: "Context") -> Any:
-    """Find evidence for texts; their states are kept in the bank, what is found is not."""
-    search, queries = _open(args, texts, context)
-    return search, *search.search(queries)
+    """Find evidence for texts; their states are kept in the bank, the evidence is not."""
+    stages, queries = _open(args, texts, context)
+    return stages, *stages.search(queries)
 
 
 def read_part(args: RunArguments, texts: Sequence[str], context: "Context") -> str:
     """Let the reranker's model read a part of what it has to read, of splits or for texts."""
     stages, queries = _open(args, texts, context)
     stages.open()
-    asked = stages.wanted(queries)
-    work = stages.reranker.prepare(*asked)
-    left = stages.reranker.count_missing(*asked)
-    return f"{work}; {left or 'none'} are still with other parts"
+    examples, rows = stages.wanted(queries)
+    cost = stages.reranker.prepare(examples, rows)
+    left = stages.reranker.count_missing(examples, rows)
+    return f"{cost}; {left or 'none'} are still with other parts"
 
 
 def _show_texts(args: RunArguments, texts: Sequence[str], count: int, context: "Context") -> str:
-    search, first, best = _search(args, texts, context)
-    stages = (
-        (f"first stage: {args.retriever.retriever}", first.top(count)),
-        (f"second stage: {args.rerank.reranker}", best.top(count)),
-    )
+    stages, first, best = _search(args, texts, context)
+    results = {
+        f"first stage: {args.retriever.retriever}": first.top(count),
+        f"second stage: {args.rerank.reranker}": best.top(count),
+    }
     lines = []
     for query, text in enumerate(texts):
         lines.append(f"query: {text}")
-        for head, found in stages:
-            pairs = zip(found.rows[query].tolist(), found.scores[query].tolist(), strict=True)
-            shown = [f"{s:>10.4f}  {search.corpus[row]}" for row, s in pairs if row != MISSING_ROW]
-            lines += [head, *shown]
+        for title, hits in results.items():
+            lines.append(title)
+            for row, score in zip(hits.rows[query].tolist(), hits.scores[query], strict=True):
+                if row != MISSING_ROW:
+                    lines.append(f"{score:>10.4f}  {stages.corpus[row]}")
     return "\n".join(lines)

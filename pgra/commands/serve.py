@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -28,6 +28,7 @@ from pgra.memory.chat import page
 from pgra.memory.lookup import LookupArguments
 from pgra.memory.memory import Memory
 from pgra.memory.stream import PromptedArguments
+from pgra.rerank import PAIR_RERANKERS, find_reranker
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -86,50 +87,50 @@ class ClassifyBody(msgspec.Struct):
     examples: Annotated[list[Labelled], _some] | None = None
 
 
-def rerank(reranker: "Reranker", name: str, asked: RerankBody) -> Mapping[str, Any]:
+def rerank(reranker: "Reranker", name: str, body: RerankBody) -> Mapping[str, Any]:
     """Order documents; a relevance is the logistic function of the reranker's score."""
     from scipy.special import expit
 
-    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    results = [
-        {"index": hit.index, "relevance_score": float(expit(float(hit.score)))}
-        | ({"document": {"text": hit.text}} if asked.return_documents else {})
-        for hit in reranker.rank(asked.query, texts, k=asked.top_n)
-    ]
+    texts = [text if isinstance(text, str) else text.text for text in body.documents]
+    results = []
+    for hit in reranker.rank(body.query, texts, k=body.top_n):
+        result: dict[str, Any] = {"index": hit.index, "relevance_score": float(expit(hit.score))}
+        if body.return_documents:
+            result["document"] = {"text": hit.text}
+        results.append(result)
     return {"model": name, "results": results, "usage": {"total_tokens": 0}}  # some read it
 
 
-def search(index: "Index", asked: SearchBody) -> Mapping[str, Any]:
-    hits = index.search(asked.query, k=asked.k)
-    return {"results": [{"index": h.index, "score": h.score, "text": h.text} for h in hits]}
+def search(index: "Index", body: SearchBody) -> Mapping[str, Any]:
+    return {"results": [vars(hit) for hit in index.search(body.query, k=body.k)]}
 
 
-def classify(run: "Run | None", lm: Any, asked: ClassifyBody) -> Mapping[str, Any]:
+def classify(run: "Run | None", lm: Any, body: ClassifyBody) -> Mapping[str, Any]:
     """Decide texts by the run; or by an LM's head, learnt from the request's examples."""
     from pgra.methods.head import Classifier
 
     decider: Any = run
-    if asked.examples and lm is not None:
-        decider = Classifier(lm, [(one.text, one.label) for one in asked.examples])
-    elif asked.examples or run is None:
+    if body.examples and lm is not None:
+        decider = Classifier(lm, [(example.text, example.label) for example in body.examples])
+    elif body.examples or run is None:
         raise ConfigError("examples need a server with --lm, and texts without them one with --run")
-    found = [
-        {
-            "id": str(number),
-            "input": text if isinstance(text, str) else " ".join(text.values()),
-            "prediction": one.label,
-            "confidence": one.scores.get(one.label, 0.0),
-            "labels": {label: {"confidence": score} for label, score in one.scores.items()},
-        }
-        for number, (text, one) in enumerate(
-            zip(asked.inputs, decider.predict(list(asked.inputs)), strict=True)
+    decisions: list[dict[str, Any]] = []
+    for text, answer in zip(body.inputs, decider.predict(list(body.inputs)), strict=True):
+        labels = {label: {"confidence": score} for label, score in answer.scores.items()}
+        decisions.append(
+            {
+                "id": str(len(decisions)),
+                "input": text if isinstance(text, str) else " ".join(text.values()),
+                "prediction": answer.label,
+                "confidence": answer.scores.get(answer.label, 0.0),
+                "labels": labels,
+            }
         )
-    ]
-    return {"classifications": found}
+    return {"classifications": decisions}
 
 
-Door = tuple[type, Callable[[Any], Mapping[str, Any]]]  # a body, and what answers it
-Doors = Mapping[str, Door]  # by name
+Endpoint = tuple[type, Callable[[Any], Mapping[str, Any]]]  # a body, and what answers it
+Endpoints = Mapping[str, Endpoint]  # by name
 
 
 async def read_body(request: "Request") -> bytes:
@@ -140,8 +141,8 @@ async def read_body(request: "Request") -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(_MOST_SECONDS):
-            async for part in request.stream():
-                body += part
+            async for chunk in request.stream():
+                body += chunk
                 if len(body) > _MOST_BYTES:
                     raise HTTPException(413, f"a body has at most {_MOST_BYTES:,} bytes", close)
     except TimeoutError:
@@ -179,16 +180,16 @@ class Turns:
             self._line.remove(request)
 
 
-def open_door(door: Door, turns: Turns) -> Callable[..., Any]:
-    """Return what answers the requests at a door."""
+def open_endpoint(endpoint: Endpoint, turns: Turns) -> Callable[..., Any]:
+    """Return what answers the requests to an endpoint."""
     from starlette.responses import JSONResponse
 
-    kind, answer = door
+    kind, answer = endpoint
 
     async def show(request: "Request") -> "Response":
-        body = await read_body(request)
-        asked: Any = msgspec.json.decode(body, type=kind, strict=False)  # some send "true"
-        return await turns.answer(request, lambda: JSONResponse(answer(asked)))
+        text = await read_body(request)
+        body: Any = msgspec.json.decode(text, type=kind, strict=False)  # some send "true"
+        return await turns.answer(request, lambda: JSONResponse(answer(body)))
 
     return show
 
@@ -210,7 +211,7 @@ def open_page(page: "Page", turns: Turns) -> Callable[..., Any]:
 
 
 async def refuse(request: "Request", error: Exception) -> "Response":
-    """Tell an error in one line."""
+    """Report an error in one line."""
     from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse
 
@@ -228,7 +229,7 @@ async def refuse(request: "Request", error: Exception) -> "Response":
 
 
 def build_app(
-    doors: Doors, hosts: Sequence[str], token: str = "", page: "Page | None" = None
+    endpoints: Endpoints, hosts: Sequence[str], token: str = "", page: "Page | None" = None
 ) -> "Starlette":
     """Return the application: by name a body and what answers it, one after the other.
 
@@ -245,23 +246,24 @@ def build_app(
     from starlette.routing import Route
 
     async def check(request: "Request", go_on: Any) -> Any:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        with contextlib.suppress(ValueError):
-            given = given if kind != "Basic" else base64.b64decode(given).decode().split(":", 1)[-1]
-        if hmac.compare_digest(given.encode(), token.encode()):
+        kind, _, secret = request.headers.get("authorization", "").partition(" ")
+        if kind == "Basic":
+            with contextlib.suppress(ValueError):
+                secret = base64.b64decode(secret).decode().split(":", 1)[-1]
+        if hmac.compare_digest(secret.encode(), token.encode()):
             return await go_on(request)
         message = {"message": f"send the server's {_TOKEN} as a bearer token"}
         return JSONResponse(message, 401, {"WWW-Authenticate": 'Basic realm="pgra"'})
 
     async def describe(_: "Request") -> "Response":
-        return JSONResponse(openapi(doors))
+        return JSONResponse(openapi(endpoints))
 
     turns = Turns()
     routes = [Route("/openapi.json", describe)]
     if page is not None:
         routes.append(Route("/", open_page(page, turns), methods=["GET", "POST"]))
-    for name, door in doors.items():
-        show = open_door(door, turns)
+    for name, endpoint in endpoints.items():
+        show = open_endpoint(endpoint, turns)
         routes += [Route(f"{version}/{name}", show, methods=["POST"]) for version in _VERSIONS]
     guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
     if token:
@@ -272,11 +274,12 @@ def build_app(
     return Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
 
 
-def openapi(doors: Doors) -> Mapping[str, Any]:
-    """Describe the server's doors as OpenAPI 3.1."""
-    place = "#/components/schemas/{name}"
-    kinds = [kind for kind, _ in doors.values()]
-    refs, schemas = msgspec.json.schema_components(kinds, ref_template=place)
+def openapi(endpoints: Endpoints) -> Mapping[str, Any]:
+    """Describe the server's endpoints as OpenAPI 3.1."""
+    kinds = [kind for kind, _ in endpoints.values()]
+    refs, schemas = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
     paths = {
         f"/v1/{name}": {
             "post": {
@@ -284,14 +287,13 @@ def openapi(doors: Doors) -> Mapping[str, Any]:
                 "responses": {"200": {"description": "The answer", "content": {_JSON: {}}}},
             }
         }
-        for name, ref in zip(doors, refs, strict=True)
+        for name, ref in zip(endpoints, refs, strict=True)
     }
-    bearer = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "pgra", "version": __version__},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": bearer},
+        "components": {"schemas": schemas},
     }
 
 
@@ -303,7 +305,7 @@ class RerankerArguments(Arguments):
         "likelihood",
         "How --lm orders documents: likelihood (of the query after each), prompted (its states), "
         "cross-encoder or causal (--lm is one).",
-        choices=("likelihood", "prompted", "cross-encoder", "causal"),
+        choices=("prompted", *PAIR_RERANKERS),
     )
     task: str | None = arg(
         None, "Whose prompt prompted shows, without examples.", needs={"reranker": "prompted"}
@@ -316,9 +318,14 @@ class RerankerArguments(Arguments):
         from pgra.rerank.reranker import Reranker
 
         by = "states" if self.reranker == "prompted" else self.reranker
-        template = "{text}" if by == "states" and self.task is None else None
-        how: Any = {"task": self.task, "template": template, "by": by}
-        return Reranker(lm.lm, device=device, dtype=lm.lm_dtype, **how)
+        return Reranker(
+            lm.lm,
+            task=self.task,
+            template="{text}" if by == "states" and self.task is None else None,
+            device=device,
+            dtype=lm.lm_dtype,
+            by=by,
+        )
 
 
 @dataclass(kw_only=True)
@@ -345,57 +352,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     and k; /openapi.json describes them. At another --host than this machine's own, clients must
     send the text of the variable PGRA_TOKEN as a bearer token, or a browser as the password.
     """
-    how, chat, lookup = parse_arguments(
+    args, chat, lookup = parse_arguments(
         [ServeArguments, PromptedArguments, LookupArguments], argv, prog="pgra serve", **about(main)
     )
     token = os.environ.get(_TOKEN, "")
-    is_local = how.host in _LOOPBACK
-    if not (chat.lm or how.index_dir or how.run or how.memory):
+    is_local = args.host in _LOOPBACK
+    if not (chat.lm or args.index_dir or args.run or args.memory):
         raise ConfigError("nothing to serve: give --lm, --index_dir, --run or --memory")
     if not is_local and not token:
-        raise ConfigError(f"--host {how.host} lets others in: set {_TOKEN} to what they must send")
+        raise ConfigError(f"--host {args.host} lets others in: set {_TOKEN} to what they must send")
     if not token.isascii():
         raise ConfigError(f"{_TOKEN} has letters beyond ASCII, which no header carries: use others")
     import uvicorn
 
-    doors: dict[str, Door] = {}
+    endpoints: dict[str, Endpoint] = {}
     device = chat.device
     lm = None
     run = None
     memory_page = None
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listen(how.host, how.port))
+        listener = stack.enter_context(_listen(args.host, args.port))
         quiet_libraries()
-        if reranker := how.open_reranker(chat, device):
-            doors["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)
-            if how.reranker in ("likelihood", "prompted"):
+        if reranker := args.open_reranker(chat, device):
+            endpoints["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)
+            if find_reranker(args.reranker).reads_lm:
                 from pgra.lm.causal_lm import open_causal_lm
 
                 lm = open_causal_lm(chat.lm, device=device, dtype=chat.lm_dtype)
-        if how.index_dir:
+        if args.index_dir:
             from pgra.retrieval.dense import Index
 
-            index = Index.load(how.index_dir, device=device)
-            doors["search"] = SearchBody, partial(search, index)
-        if how.run:
+            index = Index.load(args.index_dir, device=device)
+            endpoints["search"] = SearchBody, partial(search, index)
+        if args.run:
             from pgra.runs import Run
 
-            run = Run.load(how.run, device=device)
+            run = Run.load(args.run, device=device)
             _ = run.method  # its models and data are found now
         if run or lm:
-            doors["classify"] = ClassifyBody, partial(classify, run, lm)
-        names = [f"/v1/{name}" for name in doors]
-        if how.memory:
+            endpoints["classify"] = ClassifyBody, partial(classify, run, lm)
+        names = [f"/v1/{name}" for name in endpoints]
+        if args.memory:
             names.append("/")
-            memory_page = page(stack.enter_context(open_conversation(how, chat, lookup)))
-        app = build_app(doors, _LOOPBACK if is_local else ["*"], token, memory_page)
+            memory_page = page(stack.enter_context(open_conversation(args, chat, lookup)))
+        app = build_app(endpoints, _LOOPBACK if is_local else ["*"], token, memory_page)
         config = uvicorn.Config(
             app,
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=_SECONDS_TO_END,
         )
-        say(f"http://{how.host}:{how.port} serves {', '.join(names)}; Ctrl-C ends it")
+        say(f"http://{args.host}:{args.port} serves {', '.join(names)}; Ctrl-C ends it")
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # uvicorn ends in time, and raises it again
         uvicorn.Server(config).run(sockets=[listener])
     return 0
@@ -429,15 +436,15 @@ def agents(argv: Sequence[str] | None = None) -> int:
     Its tools are memory_add, memory_search, memory_update, memory_delete and memory_erase, on the
     entries of --user alone (and shared ones, which it finds); with --lm also rerank.
     """
-    how, lookup, lm = parse_arguments(
+    args, lookup, lm = parse_arguments(
         [AgentArguments, LookupArguments, CompleterArguments],
         argv,
         prog="pgra mcp",
         **about(agents),
     )
     quiet_libraries()
-    with how.open_for(lookup, how.load_family(), how.device, create=True) as memory:
-        build_mcp(memory, how.open_reranker(lm, how.device), lm.lm).run("stdio")
+    with args.open_for(lookup, args.load_family(), args.device, create=True) as memory:
+        build_mcp(memory, args.open_reranker(lm, args.device), lm.lm).run("stdio")
     return 0
 
 
@@ -451,20 +458,20 @@ def build_mcp(memory: Memory, reranker: "Reranker | None" = None, lm: str = "") 
     def erase(entry_id: int) -> int:
         return memory.erase(entry_id)
 
-    def order(query: str, documents: list[str], top_n: int | None = None) -> dict[str, Any]:
-        asked = {"query": query, "documents": documents, "top_n": top_n}
-        return dict(rerank(cast("Reranker", reranker), lm, msgspec.convert(asked, RerankBody)))
-
     tools: dict[str, tuple[Callable[..., Any], str]] = {
         "memory_add": (memory.add, "Note what was meant by a question that was misunderstood."),
         "memory_search": (memory.search, "Find notes on questions like this one, nearest first."),
         "memory_update": (memory.update, "Replace a note's feedback; it gets another id."),
         "memory_delete": (delete, "Take a note out of the memory; its log keeps it."),
-        "memory_erase": (erase, "Erase all that was said of a note's question, for ever."),
-        "rerank": (order, "Order documents by their relevance to a query, best first."),
+        "memory_erase": (erase, "Erase all notes on a note's question, for ever."),
     }
-    if reranker is None:
-        del tools["rerank"]
+    if reranker is not None:
+
+        def order(query: str, documents: list[str], top_n: int | None = None) -> dict[str, Any]:
+            values = {"query": query, "documents": documents, "top_n": top_n}
+            return dict(rerank(reranker, lm, msgspec.convert(values, RerankBody)))
+
+        tools["rerank"] = (order, "Order documents by their relevance to a query, best first.")
     server: Any = MCPServer("pgra", version=__version__)
     lock = threading.Lock()
     for name, (tool, text) in tools.items():
@@ -477,10 +484,10 @@ def _for_agents(tool: Callable[..., Any], lock: threading.Lock) -> Callable[...,
     from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)
-    def call(**given: Any) -> Any:
+    def call(**arguments: Any) -> Any:
         try:
             with lock:
-                return tool(**given)
+                return tool(**arguments)
         except (PgraError, ValueError) as error:
             raise ToolError(str(error)) from None
 

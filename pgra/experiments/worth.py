@@ -14,6 +14,7 @@ p is that of the likeliest right one.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from pgra.report.compare import LEVEL
 from pgra.report.metrics import Values, compare_means, holm
 from pgra.report.results import EvidenceLine
 from pgra.report.tables import Table
-from pgra.rerank import Reference, find_reranker
+from pgra.rerank import FitData, ReadyReranker, find_reranker
 from pgra.rerank.head import stratified_folds
-from pgra.rerank.reranker import Reranker
+from pgra.rerank.similarity import learns_labels
+from pgra.rerank.states import BankedReranker
 from pgra.run_folder import read_object
 from pgra.types import Candidates, Example, Json
 
@@ -163,11 +165,10 @@ class WorthStudy:
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened = self.method.stages
-        reference = Reference(train, self.data.task.prompt_words)
+        reference = FitData(train, self.data.task.prompt_words)
         ready = None
-        if issubclass(find_reranker(args.rerank.reranker), Reranker):
-            similarity = args.rerank.chosen(reference).similarity
-            ready = Reranker(opened.reranker.encoder, similarity=similarity)
+        if args.rerank.reranker == "prompted":
+            ready = ReadyReranker({}, partial(BankedReranker, opened.reranker.encoder))
         return Stages(
             args, self.context, opened.prompt, self.data, reference=reference, ready=ready
         )
@@ -209,7 +210,8 @@ class WorthStudy:
         """
         args = take_evidence(self.args, self.sources[name])
         first = self.drawn if name == CONTROL else self.candidates
-        learns = find_reranker(args.rerank.reranker).learns_labels(args.rerank)
+        is_prompted = args.rerank.reranker == "prompted"
+        learns = is_prompted and learns_labels(args.rerank.similarity)
         folds = self.folds if learns else np.zeros_like(self.folds)
         lines: list[list[EvidenceLine]] = [[] for _ in self.queries]
         for fold in np.unique(folds):

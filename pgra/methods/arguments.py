@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pgra.config import Arguments, arg
+from pgra.config import Arguments, Entry, arg, import_named
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
@@ -15,14 +15,9 @@ from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS, SelectionArguments
 from pgra.lm.base import CompleterArguments, StateArguments
 from pgra.prompts import CHATS, FORMATS
 from pgra.reader.arguments import LabelBiasArguments, ReaderArguments, TrainingArguments
-from pgra.rerank.base import (
-    CausalRerankerArguments,
-    CrossEncoderArguments,
-    LikelihoodArguments,
-    RerankArguments,
-)
-from pgra.retrieval.base import RetrieverArguments
-from pgra.retrieval.trec import RunFileArguments
+from pgra.rerank import RERANKERS
+from pgra.rerank.arguments import RerankArguments
+from pgra.retrieval.arguments import RETRIEVERS, RetrieverArguments
 
 
 @dataclass(kw_only=True)
@@ -87,7 +82,7 @@ class AnswerArguments(LabelBiasArguments):
 
 @dataclass(kw_only=True)
 class IclSelectionArguments(SelectionArguments):
-    """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
+    """Which labelled examples stand before all queries; by default PGRA's."""
 
     exemplars: str = arg(
         "balanced",
@@ -210,7 +205,7 @@ STAGES = {
 _PGRA = {**STAGES, "training": TrainingArguments}
 _KATE = {"completer": CompleterArguments, "selection": SelectionArguments, "icl": AnswerArguments}
 _CLASS = "pgra.methods.pgra:Pgra"
-# Those of one class are told by what is decided, the first that fits: `RunArguments.method`.
+# Methods of one class differ in `decided`; the first that matches gives the name.
 METHODS: Mapping[str, MethodEntry] = {
     "plain": MethodEntry(_CLASS, _PGRA, {"num_evidence": 0}),
     "random": MethodEntry(_CLASS, _PGRA, {"retriever": "random", "reranker": "none"}),
@@ -236,14 +231,15 @@ def decided_by(method: str) -> Mapping[str, Any]:
     return METHODS[method].decided if method in METHODS else {}
 
 
+def _arguments_of(table: Mapping[str, Entry]) -> dict[str, type]:
+    named = {name: entry.arguments for name, entry in table.items()}
+    return {name: import_named(path) for name, path in named.items() if path}
+
+
 # Own arguments of our retrievers and rerankers.
 OPTIONS: Mapping[str, Mapping[str, type]] = {
-    "retriever": {"run": RunFileArguments},
-    "reranker": {
-        "causal": CausalRerankerArguments,
-        "cross-encoder": CrossEncoderArguments,
-        "likelihood": LikelihoodArguments,
-    },
+    "retriever": _arguments_of(RETRIEVERS),
+    "reranker": _arguments_of(RERANKERS),
 }
 
 
@@ -270,9 +266,9 @@ class RunArguments:
         if "rerank" in sections:
             decided = decided_by(sections["runtime"].method)
             for name in ("retriever", "rerank"):
-                part = sections[name]
-                own = {key: value for key, value in decided.items() if hasattr(part, key)}
-                self.sections[name] = replace(part, **own) if own else part
+                section = sections[name]
+                changes = {key: value for key, value in decided.items() if hasattr(section, key)}
+                self.sections[name] = replace(section, **changes) if changes else section
         vars(self).update(self.sections)
         if "rerank" not in sections:
             return
@@ -332,15 +328,15 @@ class RunArguments:
 
     def having(self, **sections: Arguments | None) -> "RunArguments":
         """Return these arguments with other sections; None is left out."""
-        parts = {**self.sections, **sections}
-        return RunArguments({name: part for name, part in parts.items() if part is not None})
+        merged = {**self.sections, **sections}
+        return RunArguments({name: values for name, values in merged.items() if values is not None})
 
     def change(self, section: str, **changes: Any) -> "RunArguments":
         """Return these arguments with other values in a section, which are not checked again."""
-        part = copy.copy(self[section])
-        vars(part).update(changes)
-        return self.having(**{section: part})
+        changed = copy.copy(self[section])
+        vars(changed).update(changes)
+        return self.having(**{section: changed})
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `arguments.json`: all values by section."""
-        return {name: dataclasses.asdict(part) for name, part in self.sections.items()}
+        return {name: dataclasses.asdict(values) for name, values in self.sections.items()}

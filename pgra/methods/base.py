@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pgra.arrays import Scores
 from pgra.artifacts import digest
-from pgra.config import CHOOSING, Defaults, find_class, parse_arguments
+from pgra.config import CHOOSING, Defaults, Entry, find_class, parse_arguments
 from pgra.context import Context
 from pgra.data.answers import EXACT_MATCH, AnsweredExample
 from pgra.data.bundled import BUNDLED, BUNDLED_DATA, BUNDLED_MODELS
@@ -31,7 +31,7 @@ from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArgume
 from pgra.reader.arguments import FolderArguments
 from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import Decisions as Decisions
-from pgra.rerank import RERANKERS, BaseReranker, find_reranker
+from pgra.rerank import RERANKERS, ReadyReranker, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 from pgra.types import Example, Json
 
@@ -224,7 +224,7 @@ class Method(Timed, ABC):
     data: TaskData
 
     def __init__(
-        self, args: RunArguments, context: Context, reranker: BaseReranker | None = None
+        self, args: RunArguments, context: Context, reranker: ReadyReranker | None = None
     ) -> None:
         """Keep what to run, and where; a ready `reranker` replaces the one of the arguments."""
         super().__init__()
@@ -355,7 +355,7 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
 
     Those of ours are known without their class.
     """
-    kinds: dict[str, tuple[str, Mapping[str, str], Any]] = {
+    kinds: dict[str, tuple[str, Mapping[str, Entry], Any]] = {
         "retriever_options": ("retriever", RETRIEVERS, find_retriever),
         "rerank_options": ("reranker", RERANKERS, find_reranker),
     }
@@ -463,7 +463,7 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
 
 
 def open_method(
-    args: RunArguments, context: Context, reranker: BaseReranker | None = None
+    args: RunArguments, context: Context, reranker: ReadyReranker | None = None
 ) -> Method:
     """Make and open the method that the arguments name; it raises as `Method.open`."""
     method = find_method(args.runtime.method)(args, context, reranker)

@@ -11,33 +11,65 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
+from typing import Any
 
 from pgra.arrays import Scores, Vectors
-from pgra.artifacts import artifact_dir
 from pgra.data.examples import ExampleRows, open_rows
 from pgra.data.read import read_label
-from pgra.data.tasks import LABEL, Task, TaskBase
+from pgra.data.tasks import LABEL, Task
 from pgra.exemplars.selector import build_prompt, pool_task
-from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData
 from pgra.prompts import prompt_template
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_temperature
-from pgra.rerank.bank import Bank, bank_name, query_key
-from pgra.rerank.head import affine, check_labels, fit_head
-from pgra.rerank.reranker import Reranker
-from pgra.types import Example, Json, Query, is_query
+from pgra.rerank.bank import query_keys
+from pgra.rerank.head import check_labels, fit_labels, head_logits
+from pgra.rerank.reranker import TaskPrompt, open_encoder
+from pgra.rerank.states import PromptedFit, PromptedModel, StateBank
+from pgra.types import Example, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
 _UNDIVIDED = ("train", "test")
 
 
-class Classifier:
+class StateHead:
+    """A logistic head on an encoder's states.
+
+    Attributes:
+        encoder: The LM under its prompt.
+        labels: In the order of scores.
+        accuracy: Share of the examples that a head which has not seen them decides rightly.
+    """
+
+    weights: Vectors  # (C, H + 1), the bias at the end
+    stats: Vectors  # mean and spread of the states by column, (2, H)
+    accuracy: float
+
+    def __init__(self, encoder: PromptedEncoder, labels: Sequence[Any]) -> None:
+        self.encoder = encoder
+        self.labels = labels
+
+    def fit(self, states: Vectors, examples: Sequence[Example]) -> None:
+        """Fit the head to the states of labelled examples, (n, H).
+
+        Raises:
+            ConfigError: If a label has fewer than two different texts.
+        """
+        names = [str(label) for label in self.labels]
+        check_labels(names, examples)
+        head = fit_labels(states, examples, names)
+        self.weights = head.weights
+        self.stats = head.stats
+        self.accuracy = float(head.is_right.mean())
+
+    def score(self, states: Vectors) -> Scores:
+        """Return the log-probabilities of labels, less a constant, (n, C) float32."""
+        return head_logits(states, self.stats, self.weights)
+
+
+class Classifier(PromptedModel):
     """Decides labels by a head on a frozen LM's states.
 
     classifier = pgra.Classifier("bundled:smollm2-135m", [("I was charged twice.", "billing"), ...])
@@ -50,19 +82,18 @@ class Classifier:
     """
 
     labels: Sequence[Any]
-    weights: Vectors  # (C, H + 1), the bias at the end
-    stats: Vectors  # mean and spread of the states by column, (2, H)
     accuracy: float
 
     def __init__(
         self,
         lm: Any,
-        examples: ExampleRows,
+        examples: ExampleRows = (),
         tokenizer: Any = None,
         *,
         task: str | Path | Task | None = None,
         template: str = "{text}",
         num_exemplars: int = 0,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         """Read the examples, and fit the head.
@@ -78,55 +109,30 @@ class Classifier:
             template: Without a task, how a text is shown.
             num_exemplars: Draw so many of the examples for the prompt; the head learns from the
                 others.
-            **options: Further arguments of `pgra.Reranker`: `seed`, `lm_layer`, `device`, ...
+            seed: Of the draw.
+            **options: Further arguments of `pgra.Reranker` for the LM: `lm_layer`, `device`,
+                `dtype`, `max_prompt_tokens`, `chat_template`.
 
         Raises:
             PgraError: If an example cannot be read, a label has fewer than two texts beside those
                 in the prompt, or the LM cannot be used.
         """
-        if task is None:
-            examples, self.labels = _read_labelled(examples)
-            names = tuple(map(str, self.labels))
-            task = Task(name="own", labels=names, prompt=template, answer="")
+        if isinstance(lm, PromptedFit):
+            self._head = StateHead(lm.encoder, lm.fields["labels"])
+            vars(self._head).update(lm.arrays, accuracy=lm.fields["accuracy"])
         else:
-            task = task if isinstance(task, TaskBase) else Task.load(task)
-            self.labels = task.labels
-        opened = Reranker(
-            lm, tokenizer, task=task, examples=examples, num_exemplars=num_exemplars, **options
-        )
-        self.encoder = opened.encoder
-        self._read_queries = opened._queries
-        self.fit(self.encoder.encode_examples(opened._rest), opened._rest)
-
-    @classmethod
-    def of(cls, encoder: PromptedEncoder, labels: Sequence[str]) -> Self:
-        """Return one that a run fits, or loads."""
-        made = cls.__new__(cls)
-        made.encoder = encoder
-        made.labels = labels
-        return made
-
-    def fit(self, states: Vectors, examples: Sequence[Example]) -> Self:
-        """Fit the head, in place, to the states of labelled examples, (n, H).
-
-        Raises:
-            ConfigError: If a label has fewer than two different texts.
-        """
-        names = [str(label) for label in self.labels]
-        check_labels(names, examples)
-        targets = np.array([names.index(str(example.label)) for example in examples])
-        head = fit_head(states, targets, len(names), [example.text for example in examples])
-        self.weights = head.weights
-        self.stats = head.stats
-        self.accuracy = float(head.is_right.mean())
-        share = 100 * self.accuracy
-        count = len(targets)
-        logger.info("head: decides %.1f %% of %d held-out training examples rightly", share, count)
-        return self
-
-    def score(self, states: Vectors) -> Scores:
-        """Return the log-probabilities of labels, less a constant, (n, C) float32."""
-        return affine((states - self.stats[0]) / self.stats[1], self.weights)
+            labels: Sequence[Any] = ()
+            if task is None:
+                examples, labels = _read_labelled(examples)
+                names = tuple(map(str, labels))
+                task = Task(name="own", labels=names, prompt=template, answer="")
+            prompt = TaskPrompt.write(task, None, examples, num_exemplars, seed)
+            encoder = open_encoder(lm, prompt.prompt, tokenizer, **options)
+            self._head = StateHead(encoder, labels or list(prompt.words))
+            self._head.fit(encoder.encode_examples(prompt.rest), prompt.rest)
+        self.encoder = self._head.encoder
+        self.labels = self._head.labels
+        self.accuracy = self._head.accuracy
 
     def predict(self, queries: Query | Iterable[Query]) -> Any:
         """Decide a text (or a mapping of the task's inputs), or each of a list of them.
@@ -137,23 +143,28 @@ class Classifier:
         Raises:
             DataError: If a query lacks an input, is blank, or is not text.
         """
-        examples = self._read_queries(queries)
-        scores = self.score(self.encoder.encode_examples(examples))
+        examples = read_queries(queries, self.encoder.prompt.template.inputs)
+        scores = self._head.score(self.encoder.encode_examples(examples))
         predictions = decide([example.id for example in examples], scores, self.labels)
         return predictions[0] if is_query(queries) else predictions
+
+    def _fitted(self) -> PromptedFit:
+        arrays = {"weights": self._head.weights, "stats": self._head.stats}
+        fields = {"labels": list(self.labels), "accuracy": self.accuracy}
+        return PromptedFit(self.encoder, arrays, fields)
 
 
 def _read_labelled(rows: ExampleRows) -> tuple[list[Example], Sequence[Any]]:
     """Return the examples of rows that name no task, and their labels: names, or all numbers."""
     raw = open_rows(pool_task(("text",)), rows, "examples")
     examples = []
-    is_number = raw.classes is None
+    are_numbers = raw.classes is None
     for row in raw.rows:
         name = read_label(row, LABEL, classes=raw.classes)
         examples.append(Example("", {"text": row.text("text")}, name))
-        is_number = is_number and type(row.value(LABEL)) is int
+        are_numbers = are_numbers and type(row.value(LABEL)) is int
     names = {str(example.label) for example in examples}
-    return examples, sorted(map(int, names)) if is_number else sorted(names)
+    return examples, sorted(map(int, names)) if are_numbers else sorted(names)
 
 
 class HeadMethod(Method):
@@ -186,26 +197,29 @@ class HeadMethod(Method):
             method=args.exemplars,
             seed=args.exemplar_seed,
         )
-        shown = prompt.exemplar_ids
+        exemplars = prompt.exemplar_ids
         self.data = replace(
             data,
-            train=[example for example in data.train if example.id not in shown],
-            set_aside=[example for example in data.train if example.id in shown],
+            train=[example for example in data.train if example.id not in exemplars],
+            set_aside=[example for example in data.train if example.id in exemplars],
         )
         # Without a dev set it learned from all rows, as others' pools: there is no division.
         self.fingerprints |= self.data.fingerprints(SPLITS if self.data.dev else _UNDIVIDED)
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
-        self.classifier = Classifier.of(encoder, self.data.labels)
-        made_of = encoder.fingerprint
-        name = f"{bank_name(encoder.lm.source.name)}-queries"
-        folder = artifact_dir(self.context.artifacts / "banks", name, made_of)
-        self.bank = Bank(folder, made_of, inputs=encoder.lm.source.inputs)
+        self.head = StateHead(encoder, self.data.labels)
+        self.bank = StateBank(
+            encoder,
+            encoder.fingerprint,
+            self.context,
+            shard_rows=args.bank_shard_rows,
+            suffix="-queries",
+        )
 
     def check(self) -> None:
         check_labels(self.data.labels, self.data.train)
 
     def identity(self) -> dict[str, Json]:
-        return dict(self.classifier.encoder.fingerprint)
+        return dict(self.head.encoder.fingerprint)
 
     def sources(self) -> list[str]:
         return [self.args["head"].lm, *super().sources()]
@@ -217,44 +231,35 @@ class HeadMethod(Method):
 
     def _read(self, examples: Sequence[Example]) -> Vectors:
         """Return states, (n, H); those of splits are kept in the LM's bank of queries."""
-        encoder = self.classifier.encoder
+        encoder = self.head.encoder
         if all(list(examples) != self.data.examples(split) for split in SPLITS):
             return encoder.encode_examples(examples)
-        fields = {query_key(example): example.fields for example in examples}
-        self.bank.fill(
-            list(fields),
-            lambda keys: encoder.tokenize([fields[key] for key in keys.tolist()]),
-            lambda prompts, advance: encoder.begin(prompts, advance=advance),
-            shard_rows=batch_budget(self.args["head"].bank_shard_rows, encoder.lm.device),
-            context=self.context,
-            check=encoder.check_kept,
-            title="LM reads texts",
-        )
-        return self.bank.states([query_key(example) for example in examples])
+        self.bank.read_queries(examples, "LM reads texts")
+        return self.bank.states(query_keys(examples))
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
         train = self.data.train
         dev = self.data.dev
         labels = list(self.data.labels)
-        self.classifier.fit(self._read(train), train)
-        scores = self.classifier.score(self._read(dev))
+        self.head.fit(self._read(train), train)
+        scores = self.head.score(self._read(dev))
         self.calibration = fit_temperature(scores, [labels.index(str(e.label)) for e in dev])
-        known: dict[str, Json] = {"held_out_accuracy": self.classifier.accuracy}
+        record: dict[str, Json] = {"held_out_accuracy": self.head.accuracy}
         if not dev:  # too few to fit a temperature
-            return known
-        decided = [found.label for found in decide([e.id for e in dev], scores, labels)]
-        value = self.data.measure_dev(decided)
+            return record
+        predictions = decide([example.id for example in dev], scores, labels)
+        values = self.data.measure_dev([prediction.label for prediction in predictions])
         metric = self.data.metric
-        return {"metric": metric, "value": value[metric], **known}
+        return {"metric": metric, "value": values[metric], **record}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
-        scores = self.classifier.score(self._read(examples))
-        self.classifier.encoder.release()
+        scores = self.head.score(self._read(examples))
+        self.head.encoder.release()
         ids = [example.id for example in examples]
         predictions = decide(ids, self.calibration.apply(scores), self.data.labels)
         notes = [self.calibration.note] if self.calibration.note else []
         return Decisions(predictions, notes=notes)
 
     def sample_prompt(self) -> str:
-        prompt = self.classifier.encoder.prompt
+        prompt = self.head.encoder.prompt
         return prompt.prefix + prompt.suffix(self.data.test[0].fields)

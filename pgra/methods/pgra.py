@@ -44,7 +44,7 @@ from pgra.reader.predict import T5Classifier, written
 from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record, write_record
 from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
-from pgra.rerank import Reference, find_reranker
+from pgra.rerank import FitData, find_reranker
 from pgra.run_folder import READER_FOLDER, RECORD_FILE
 from pgra.types import Example, Json
 
@@ -426,7 +426,7 @@ def _open_recorded(home: Path, record: ReaderRecord, method: Pgra) -> Stages:
     if args.rerank.per_query and args.rerank.reranker == "prompted":
         exemplars = Stages.read(args, context).exemplars
     fingerprints: Mapping[str, Any] = record.fingerprints
-    reference = Reference(made=fingerprints["reranker"], folder=home)
+    reference = FitData(fingerprint=fingerprints["reranker"], folder=home)
     stages = Stages(
         args,
         context,

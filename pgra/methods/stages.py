@@ -30,7 +30,15 @@ from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts import FewShotPrompt, PromptFormat, prompt_template
 from pgra.report.metrics import has_answer
 from pgra.report.results import EvidenceLine
-from pgra.rerank import BaseReranker, Reference, RerankRequest, find_reranker, open_reranker
+from pgra.rerank import (
+    BaseReranker,
+    FitData,
+    ReadyReranker,
+    RerankRequest,
+    find_reranker,
+    open_reranker,
+)
+from pgra.rerank.bank import query_key
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
@@ -70,8 +78,8 @@ class Stages(Timed):
         data: TaskData,
         *,
         exemplars: NearestExemplars | None = None,
-        reference: Reference | None = None,
-        ready: BaseReranker | None = None,
+        reference: FitData | None = None,
+        ready: ReadyReranker | None = None,
     ) -> None:
         """Open nothing yet; `data` is empty where a finished run decides new queries.
 
@@ -86,13 +94,13 @@ class Stages(Timed):
         self.prompt = prompt
         self.exemplars = exemplars
         self.data = data
-        self.reference = reference or Reference(data.train, data.task.prompt_words)
+        self.reference = reference or FitData(data.train, data.task.prompt_words)
         self.ready = ready
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
     @classmethod
-    def read(cls, args: RunArguments, context: Context, ready: BaseReranker | None = None) -> Self:
+    def read(cls, args: RunArguments, context: Context, ready: ReadyReranker | None = None) -> Self:
         """Read a task's data and write its prompt; a `ready` reranker has one.
 
         Raises:
@@ -107,10 +115,10 @@ class Stages(Timed):
             if not args.rerank.num_evidence:
                 raise ConfigError(f"method '{args.method}' reads no evidence: leave reranker out")
             bare = prompt.template
-            prompt = getattr(ready, "prompt", prompt)
+            prompt = ready.prompt or prompt
             if prompt.template.inputs != bare.inputs:
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")
-            in_prompt = {example.id for example in data.train if ready.shows(example)}
+            in_prompt = {e.id for e in data.train if query_key(e) in ready.exemplar_keys}
         elif reads_prompt(args):
             prompt, exemplars = _write_prompt(data, args, context)
             in_prompt = set(prompt.exemplar_ids)
@@ -167,9 +175,9 @@ class Stages(Timed):
             context=self.context,
             options=self.args.rerank_options,
             exemplars=self.exemplars,
-            reference=self.reference,
+            fit_data=self.reference,
         )
-        return open_reranker(request) if self.ready is None else self.ready.over(request)
+        return open_reranker(request) if self.ready is None else self.ready.open(request)
 
     @cached_property
     def retriever(self) -> Retriever:

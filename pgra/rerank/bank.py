@@ -25,6 +25,7 @@ from pgra.artifacts import (
     MANIFEST,
     NO_INPUTS,
     Inputs,
+    artifact_dir,
     canonical_json,
     digest,
     find_damage,
@@ -39,6 +40,7 @@ from pgra.artifacts import (
 )
 from pgra.context import ALONE, Context
 from pgra.errors import DamageError, ModelError, reading
+from pgra.lm.load import ModelSource
 from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
 from pgra.types import Example, Json
@@ -58,12 +60,13 @@ class BankShard:
 
     def __init__(self, record: Path, *, bank: str = "") -> None:
         """Read record and keys; what is damaged or of another bank is a DamageError."""
-        self.record, self._file = record, record.with_suffix(".safetensors")
+        self.record = record
+        self._file = record.with_suffix(".safetensors")
         self._is_compared = False
         with reading(record, DamageError):
-            found = read_sealed(record)
-            self._files = found["files"]
-            if found["bank"] != bank:
+            values = read_sealed(record)
+            self._files = values["files"]
+            if values["bank"] != bank:
                 raise ValueError("it belongs to another bank")
             with safetensors.safe_open(self._file, "np") as tensors:
                 self.keys: Rows = tensors.get_tensor("keys")
@@ -73,16 +76,16 @@ class BankShard:
         """Compare the file with its checksum, once a process; damage is a DamageError."""
         if self._is_compared:
             return
-        for name, what in find_damage(self.record.parent, self._files):
+        for name, damage in find_damage(self.record.parent, self._files):
             way_out = "give the same command again, which computes these states again"
-            raise DamageError(f"{self.record.with_name(name)} {what}", way_out)
+            raise DamageError(f"{self.record.with_name(name)} {damage}", way_out)
         self._is_compared = True
 
-    def states(self, places: npt.NDArray[np.integer[Any]]) -> Vectors:
-        """Return the states at these places, (n, H) float32; damage is a DamageError."""
+    def states(self, indices: npt.NDArray[np.integer[Any]]) -> Vectors:
+        """Return the states at these indices, (n, H) float32; damage is a DamageError."""
         self.compare()
         with safetensors.safe_open(self._file, "pt") as tensors:
-            states: Tensor = tensors.get_tensor("states")[torch.from_numpy(places)]
+            states: Tensor = tensors.get_tensor("states")[torch.from_numpy(indices)]
         return states.float().numpy()
 
 
@@ -124,7 +127,8 @@ class Bank:
 
         `inputs` are the files of the model; no shard is kept once they changed.
         """
-        self.folder, self.fingerprint = folder, dict(fingerprint)
+        self.folder = folder
+        self.fingerprint = dict(fingerprint)
         self._name = digest(self.fingerprint)
         self._inputs = inputs
         self._records: set[Path] | None = None
@@ -143,7 +147,7 @@ class Bank:
         """Return the distinct keys that have no state yet, sorted."""
         return np.setdiff1d(np.asarray(keys, dtype=np.int64), self._keys)
 
-    def fill(
+    def compute_missing(
         self,
         keys: npt.ArrayLike,
         prepare: Callable[[Rows], T],
@@ -181,8 +185,8 @@ class Bank:
         if not len(self._find_missing(wanted, context)):
             return 0
 
-        def compute(ready: T) -> Callable[[], Tensor]:
-            return encode(ready, bar.update)
+        def compute(inputs: T) -> Callable[[], Tensor]:
+            return encode(inputs, bar.update)
 
         def keep(keys: Rows, finish: Callable[[], Tensor]) -> None:
             states = finish()
@@ -198,12 +202,18 @@ class Bank:
         is_sole = worker.is_main and not worker.is_part
         with lock_folder(self.folder, wait=True) if is_sole else nullcontext():
             if context.is_main and not is_finished(self.folder):  # for people
-                made: dict[str, Any] = {"stage": "bank", "fingerprint": self.fingerprint}
-                write_manifest(self.folder, **made, counts={}, seconds=0.0, files={})
+                write_manifest(
+                    self.folder,
+                    stage="bank",
+                    fingerprint=self.fingerprint,
+                    counts={},
+                    seconds=0.0,
+                    files={},
+                )
             missing = self._find_missing(wanted, context)  # fewer, where another was waited for
-            kept = np.intersect1d(wanted, self._keys)
-            if check is not None and len(missing) and len(kept):
-                some = kept[:: -(-len(kept) // _CHECKED)]
+            present = np.intersect1d(wanted, self._keys)
+            if check is not None and len(missing) and len(present):
+                some = present[:: -(-len(present) // _CHECKED)]
                 check(prepare(some), self.states(some))
             rows = shard_rows
             if worker.world > 1 and not worker.is_part:  # of like size, as many for each process
@@ -257,8 +267,8 @@ class Bank:
         slots = self._find(wanted)
         order = np.argsort(slots, kind="stable")
         for start in range(0, len(wanted), rows):
-            part = order[start : start + rows]
-            yield wanted[part], self._gather(slots[part])
+            block = order[start : start + rows]
+            yield wanted[block], self._gather(slots[block])
 
     def _find(self, keys: npt.ArrayLike) -> Rows:
         """Return the slots of keys: their places when all shards are laid end to end."""
@@ -279,20 +289,20 @@ class Bank:
         return out
 
     def _look(self) -> None:
-        """Open the shards on disk that are not known yet."""
+        """Open the shards on disk that are new."""
         records = {*self.folder.glob("[!.]*.json")} - {self.folder / MANIFEST}
         if records == self._records:
             return
-        known = {shard.record: shard for shard in self._shards}
-        opened = (known.get(record) or self._open_shard(record) for record in records)
+        before = {shard.record: shard for shard in self._shards}
+        opened = (before.get(record) or self._open_shard(record) for record in records)
         # By first key: shards of one fill then lie in the order of their keys.
         self._shards = sorted(
             (shard for shard in opened if shard is not None),
             key=lambda shard: (int(shard.keys[0]), shard.record),
         )
         self._records = {shard.record for shard in self._shards}
-        self._starts = np.cumsum([0, *(len(shard.keys) for shard in self._shards)])
         keys = [shard.keys for shard in self._shards]
+        self._starts = np.cumsum([0, *map(len, keys)])
         # Two jobs may have computed one key; the first of its states is the one that counts.
         self._keys, self._slots = np.unique(
             np.concatenate([np.empty(0, np.int64), *keys]), return_index=True
@@ -318,8 +328,20 @@ def bank_name(model: str) -> str:
     return model.removeprefix("bundled:").rstrip("/").split("/")[-1]
 
 
+def bank_folder(
+    source: ModelSource, context: Context, fields: Mapping[str, Json], suffix: str
+) -> Path:
+    """Return the folder of a model's bank among a run's artifacts."""
+    return artifact_dir(context.artifacts / "banks", bank_name(source.name) + suffix, fields)
+
+
 def query_key(example: Example) -> int:
     """Return the key of a query's state: a hash of its fields."""
     text = canonical_json(dict(example.fields))
     unsigned = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
     return int(unsigned.astype(np.int64))
+
+
+def query_keys(examples: Sequence[Example]) -> Rows:
+    """Return the keys of queries' states, (n,)."""
+    return np.array([query_key(example) for example in examples], np.int64)

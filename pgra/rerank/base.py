@@ -4,13 +4,10 @@ A reranker of your own (`--reranker module:Class`) derives from `BaseReranker` a
 `fingerprint` and `rerank`; all else has defaults. `examples/add_reranker.py` is one.
 """
 
-import logging
-import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.arrays import Rows, Scores
-from pgra.config import Arguments, Rule, arg
+from pgra.config import Arguments
 from pgra.context import ALONE, Context
-from pgra.data.text import copy_key
-from pgra.errors import ConfigError
-from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
-from pgra.lm.base import StateArguments
+from pgra.rerank.arguments import FitData
+from pgra.rerank.arguments import RerankArguments as RerankArguments
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 if TYPE_CHECKING:
@@ -32,212 +27,39 @@ if TYPE_CHECKING:
     from pgra.prompts import FewShotPrompt
 
 
-logger = logging.getLogger(__name__)
-
-AUTO = "auto"
-_HEAD_EXAMPLES = 8  # of each label
-_WHITENED_QUERIES = 32  # which give a column's mean and spread
-
-
-@dataclass(kw_only=True)
-class RerankArguments(StateArguments):
-    """Second stage: which model orders the candidates, and how many become evidence."""
-
-    GROUP = "Reranker"
-
-    reranker: str = arg(
-        "prompted",
-        "prompted (the paper's), likelihood (for questions and facts), cross-encoder, causal, none "
-        "(the first stage's best), or module:Class.",
-        is_open=True,
-        is_common=True,
-    )
-    num_evidence: int = arg(
-        16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0, is_common=True
-    )
-    similarity: str = arg(
-        AUTO,
-        "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
-        "whitened_cosine, head (the chance of one label, by a logistic head on the training "
-        "examples), calibrated (needs no data) or module:Class. auto: head where each label has 8 "
-        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32; "
-        "cosine where each query has its own exemplars.",
-        is_open=True,
-        is_common=True,
-    )
-    topic_weight: float | None = arg(
-        None,
-        "Weight of the first stage's scores beside the second's; default: 1 where auto takes head.",
-        least=0,
-        below=math.inf,
-    )
-    num_exemplars: int = arg(
-        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
-    )
-    exemplars: str = arg(
-        "balanced",
-        "random, balanced, official (as PGRA's code), fixed (the first); or for each query anew: "
-        "knn (KATE: its nearest, by --neighbor_encoder) or module:Class.",
-        choices=SELECTORS,
-        is_open="selector",
-    )
-    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
-    bank_shard_rows: int = arg(
-        512,
-        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
-        least=1,
-        decides=False,
-    )
-
-    def check(self) -> None:
-        super().check()
-        if not self.per_query:
-            return
-        Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
-        if self.similarity not in (AUTO, "cosine", "dot"):  # the others are fitted
-            raise ConfigError(f"exemplars '{self.exemplars}' differ by query: use dot or cosine")
-
-    @property
-    def per_query(self) -> bool:
-        """Whether each query has exemplars of its own, as from all classes from outside."""
-        return self.exemplars not in DRAWN_EXEMPLARS
-
-    def chosen(self, reference: "Reference") -> "RerankArguments":
-        """Return the same with what `auto` stands for, given a task's training queries."""
-        made = reference.made or {}
-        if self.similarity != AUTO or self.reranker != "prompted":
-            return replace(self, topic_weight=self.topic_weight or 0.0)
-        if "similarity" in made:  # an earlier run's
-            weight: Any = made.get("topic_weight", 0.0)
-            return replace(self, similarity=str(made["similarity"]), topic_weight=weight)
-        name = "cosine" if self.per_query else choose_similarity(reference)
-        weight = float(name == "head") if self.topic_weight is None else self.topic_weight
-        logger.info("reranker: --similarity %s --topic_weight %g (auto)", name, weight)
-        return replace(self, similarity=name, topic_weight=weight)
-
-
-@dataclass(kw_only=True)
-class CrossEncoderArguments(Arguments):
-    """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
-
-    GROUP = "Reranker"
-
-    cross_encoder: str = arg(
-        "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "Classifier that reads pairs of query and passage: hub id, folder or bundled:NAME.",
-        is_common=True,
-    )
-    cross_encoder_tokens: int | None = arg(
-        None, "Longest pair; default: the cross-encoder's window.", least=8
-    )
-
-
-@dataclass(kw_only=True)
-class LikelihoodArguments(Arguments):
-    """How query and passage stand together; --lm and its arguments say which LM reads them."""
-
-    GROUP = "Reranker"
-
-    likelihood_template: str = arg(
-        "Passage: {passage}\nQuestion: {query}",
-        "Text whose {query}, at its end, the LM scores after the {passage}.",
-    )
-
-    def check(self) -> None:
-        check_places("likelihood_template", self.likelihood_template)
-        if not self.likelihood_template.rstrip().endswith("{query}"):
-            raise ConfigError(
-                f"likelihood_template is {self.likelihood_template!r}: end it with {{query}}"
-            )
-
-    @property
-    def parts(self) -> tuple[str, str]:
-        """What stands before the passage, and between passage and query."""
-        before, rest = self.likelihood_template.split("{passage}")
-        return before, rest.rstrip().removesuffix("{query}").rstrip()
-
-
-@dataclass(kw_only=True)
-class CausalRerankerArguments(Arguments):
-    """Which causal LM answers whether a passage is relevant, and how it is asked."""
-
-    GROUP = "Reranker"
-
-    causal_reranker: str = arg(
-        "Qwen/Qwen3-Reranker-0.6B",
-        "A causal LM: Qwen3-Reranker, mxbai-rerank-v2, bge-reranker-v2-gemma, or with a template.",
-        is_common=True,
-    )
-    causal_template: str | None = arg(
-        None, "The text it reads, with {query} and {passage}, for another model."
-    )
-    causal_words: list[str] | None = arg(
-        None, "The words that it answers for and against (or for alone); default: yes no."
-    )
-    causal_tokens: int | None = arg(
-        None, "Longest text of query and passage; default: the LM's window.", least=8
-    )
-
-    def check(self) -> None:
-        if self.causal_template is not None:
-            check_places("causal_template", self.causal_template)
-
-
-def check_places(name: str, template: str) -> None:
-    """Refuse a template in which {query} and {passage} do not stand once each."""
-    if any(template.count(place) != 1 for place in ("{query}", "{passage}")):
-        raise ConfigError(f"{name} is {template!r}: it needs {{query}} and {{passage}}, once each")
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The task's part in a reranker that is fitted to it.
-
-    `queries` are the training queries without those in the prompt, `words` the word of each label.
-    `made` is the reranker's fingerprint in an earlier run, to be used again without the queries,
-    `folder` that of the run's reader, which has what `BaseReranker.save` left.
-    """
-
-    queries: Sequence[Example] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, Json] | None = None
-    folder: Path | None = None
-
-
-def choose_similarity(reference: Reference) -> str:
-    """Return what works best (docs/worth.md) with a task's training queries."""
-    texts = {(example.label, copy_key(example.text)) for example in reference.queries}
-    counts = Counter(label for label, _ in texts)
-    if reference.words and min(counts[label] for label in reference.words) >= _HEAD_EXAMPLES:
-        return "head"
-    return "whitened_cosine" if len(reference.queries) >= _WHITENED_QUERIES else "calibrated"
-
-
 @dataclass(frozen=True, kw_only=True)
-class RerankRequest:
-    """The second stage that is asked for.
+class ScorerRequest:
+    """A model that scores texts, without a corpus.
 
-    Attributes:
-        args: With what `auto` stands for.
-        options: The reranker's own arguments; None where it declares none.
-        exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
-        reference: The task's part in a reranker that is fitted to it.
+    `options` are the reranker's own arguments; None where it declares none.
     """
 
     args: RerankArguments
-    prompt: "FewShotPrompt"
-    corpus: "Corpus"
     context: Context = ALONE
     options: Arguments | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankRequest(ScorerRequest):
+    """The second stage that a run needs.
+
+    Attributes:
+        exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
+        fit_data: The task's part in a reranker that is fitted to it; also decides what `auto` in
+            the arguments stands for.
+    """
+
+    prompt: "FewShotPrompt"
+    corpus: "Corpus"
     exemplars: "NearestExemplars | None" = None
-    reference: Reference = Reference()
+    fit_data: FitData = field(default_factory=FitData)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "args", self.args.chosen(self.reference))
+        object.__setattr__(self, "args", self.args.chosen(self.fit_data))
 
 
 @dataclass(frozen=True)
-class Work:
+class RerankCost:
     """The cost of preparing a rerank.
 
     Attributes:
@@ -252,8 +74,10 @@ class Work:
 
     def __str__(self) -> str:
         """Describe it in a sentence; one text is one forward, whatever its batch."""
-        how = f"in {self.seconds:.0f} s, {self.num_cut} texts cut" if self.num_new else "(reused)"
-        return f"{self.num_new} LM forwards, one for each new text, {how}"
+        detail = "(reused)"
+        if self.num_new:
+            detail = f"in {self.seconds:.0f} s, {self.num_cut} texts cut"
+        return f"{self.num_new} LM forwards, one for each new text, {detail}"
 
 
 _ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32's own
@@ -264,7 +88,8 @@ class BaseReranker(ABC):
 
     `options_class` is the class of its own flags; an instance comes as `RerankRequest.options`.
     `reads_prompt` says whether it reads `RerankRequest.prompt`, whose exemplars no reader is then
-    trained on; `reads_lm` whether the LM of `--lm` reads texts for it.
+    trained on, and `reads_lm` whether its model is `--lm`. A run sets the `corpus` of an object
+    that `pgra.train` is given.
     """
 
     options_class: ClassVar[type[Arguments] | None] = None
@@ -280,22 +105,6 @@ class BaseReranker(ABC):
         """Open the reranker, or another class that serves the request."""
         return cls(request)
 
-    def over(self, request: RerankRequest) -> "BaseReranker":
-        """Return a ready object, as `pgra.train(reranker=...)` takes it, for the corpus of a run.
-
-        By default itself, with the run's `corpus`.
-        """
-        self.corpus = request.corpus
-        return self
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments that would open a ready object like this one by its name."""
-        return {"reranker": f"{type(self).__module__}:{type(self).__qualname__}"}
-
-    def shows(self, example: Example) -> bool:  # noqa: ARG002
-        """Whether a ready object's prompt shows an example, which no reader is then trained on."""
-        return False
-
     @property
     @abstractmethod
     def fingerprint(self) -> Mapping[str, Json]:
@@ -305,25 +114,20 @@ class BaseReranker(ABC):
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Return the same rows in a new order: (B, K), best first, ties by row."""
 
-    def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:  # noqa: ARG002
+    def prepare(self, examples: Sequence[Example], rows: Rows) -> RerankCost:  # noqa: ARG002
         """Do what is worth doing once for all splits, over all processes.
 
         `rows` are the candidates, (B, K); or fewer lines for more queries. Missing ones are -1.
         """
-        return Work()
+        return RerankCost()
 
     @classmethod
     def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the models that it uses, as the user wrote them."""
-        return []
-
-    @classmethod
-    def learns_labels(cls, args: RerankArguments) -> bool:  # noqa: ARG003
-        """Whether it is fitted to the labels of training queries."""
-        return False
+        return [args.lm] if cls.reads_lm else []
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int | None:  # noqa: ARG002
-        """Count the texts that `prepare` would read; None where that is not known."""
+        """Count the texts that `prepare` would read; None where that is unknown."""
         return None
 
     def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:  # noqa: ARG002
@@ -339,6 +143,23 @@ class BaseReranker(ABC):
     def whole_prompt(self, query: Example) -> str:  # noqa: ARG002
         """Return the prompt that a query is read in; "" without prompts."""
         return ""
+
+
+@dataclass(frozen=True)
+class ReadyReranker:
+    """A reranker made in Python, which a run opens on its own corpus.
+
+    Attributes:
+        arguments: The arguments that open a reranker like it by its name.
+        open: Returns it for a request's corpus.
+        prompt: Its prompt; None where it reads none.
+        exemplar_keys: The `query_key`s of the prompt's exemplars, which no reader is trained on.
+    """
+
+    arguments: Mapping[str, Any]
+    open: Callable[[RerankRequest], BaseReranker]
+    prompt: "FewShotPrompt | None" = None
+    exemplar_keys: Collection[int] = ()
 
 
 class FirstStageOrder(BaseReranker):
@@ -357,18 +178,22 @@ class FirstStageOrder(BaseReranker):
 class ScoringReranker(BaseReranker):
     """Orders candidates by a model's scores, for which it reads texts once and keeps banks.
 
-    `counter` has the model's `num_cut`, `topic_weight` is of `add_topic`.
+    `counter` has the model's `num_cut`, `topic_weight` is of `add_topic`, `made_from` all that the
+    scores before it depend on.
     """
 
     counter: Any
+    made_from: Mapping[str, Json]
     topic_weight = 0.0
 
-    def with_topic(self, fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:
-        """Return a fingerprint with the topic's weight, where there is one."""
-        return {**fingerprint, **({"topic_weight": self.topic_weight} if self.topic_weight else {})}
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        if not self.topic_weight:
+            return self.made_from
+        return {**self.made_from, "topic_weight": self.topic_weight}
 
     @abstractmethod
-    def fill(self, examples: Sequence[Example], rows: Rows) -> int:
+    def compute_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Let the model read what it has not read yet, and return how many texts that were."""
 
     @abstractmethod
@@ -379,11 +204,11 @@ class ScoringReranker(BaseReranker):
             KeyError: If `prepare` has not seen a query or passage.
         """
 
-    def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
+    def prepare(self, examples: Sequence[Example], rows: Rows) -> RerankCost:
         start = time.perf_counter()
         num_cut = self.counter.num_cut
-        num_new = self.fill(examples, rows)
-        return Work(num_new, self.counter.num_cut - num_cut, time.perf_counter() - start)
+        num_new = self.compute_missing(examples, rows)
+        return RerankCost(num_new, self.counter.num_cut - num_cut, time.perf_counter() - start)
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by their scores; `prepare` must have seen them."""

@@ -6,17 +6,16 @@ as the models' cards and sentence-transformers' `LogitScore` have it; of a model
 word's logit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pgra.config import Arguments
 from pgra.errors import ConfigError, ModelError
-from pgra.rerank.base import CausalRerankerArguments, RerankArguments, RerankRequest
-from pgra.rerank.pairs import PairReranker, Tokens
+from pgra.rerank.arguments import CausalRerankerArguments
+from pgra.rerank.base import ScorerRequest
+from pgra.rerank.pairs import PairReranker
 from pgra.types import Json
 
 _QWEN3 = (
@@ -50,54 +49,44 @@ class CausalReranker(PairReranker):
 
     options_class = CausalRerankerArguments
     model_class = "AutoModelForCausalLM"
+    add_special_tokens = False  # the template has them
 
-    def __init__(self, request: RerankRequest) -> None:
+    def __init__(self, request: ScorerRequest) -> None:
         """Open the model, without its weights; errors as `PairReranker`'s."""
         options = request.options
         assert isinstance(options, CausalRerankerArguments)
         self.template, words = _template(options)
         super().__init__(request, max_tokens=options.causal_tokens)
         ids = [self.call_tokenizer([word])[0]["input_ids"] for word in words]
-        if any(len(own) != 1 for own in ids):
+        if any(len(tokens) != 1 for tokens in ids):
             raise ModelError(
                 f"'{self.source.name}' has several tokens for a word: give other --causal_words"
             )
-        self.answers = [own[0] for own in ids]
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
-        options = options or CausalRerankerArguments()
-        assert isinstance(options, CausalRerankerArguments)
-        return [options.causal_reranker]
+        self.answers = [tokens[0] for tokens in ids]
 
     def fields(self) -> Mapping[str, Json]:
         return {**super().fields(), "reranker": "causal"}
 
     def text(self, query: str, passage: str) -> str:
-        before, after = self.template.split("{query}")  # so that neither text is searched
-        fill = (part.replace("{passage}", passage) for part in (before, after))
-        return query.join(fill)
-
-    def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
-        return super().call_tokenizer(*texts, add_special_tokens=False, **options)
+        sides = self.template.split("{query}")  # so that neither text is searched
+        return query.join(side.replace("{passage}", passage) for side in sides)
 
     def score_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
         ends = batch["attention_mask"].sum(dim=1) - 1
         columns, places = torch.unique(ends, return_inverse=True)
         logits = self.model(**batch, logits_to_keep=columns).logits.float()
-        found: Tensor = logits[torch.arange(len(ends), device=ends.device), places][:, self.answers]
-        return found[:, 0] - found[:, 1] if len(self.answers) > 1 else found[:, 0]
+        lines = torch.arange(len(ends), device=ends.device)
+        words: Tensor = logits[lines, places][:, self.answers]
+        return words[:, 0] - words[:, 1] if len(self.answers) > 1 else words[:, 0]
 
 
 def _template(options: CausalRerankerArguments) -> tuple[str, list[str]]:
     name = Path(options.causal_reranker).name.lower()  # not the folders above it
-    known = next((own for part, own in TEMPLATES.items() if part in name), None)
-    template = options.causal_template
-    words = options.causal_words
-    if known is not None:
-        return template or known[0], list(words or known[1])
+    published = [entry for key, entry in TEMPLATES.items() if key in name]
+    template, words = published[0] if published else (options.causal_template, ["yes", "no"])
     if template is None:
         raise ConfigError(
-            f"'{options.causal_reranker}' is none of {', '.join(TEMPLATES)}: give --causal_template"
+            f"'{options.causal_reranker}' is not one of {', '.join(TEMPLATES)}: give "
+            "--causal_template"
         )
-    return template, list(words or ["yes", "no"])
+    return options.causal_template or template, list(options.causal_words or words)

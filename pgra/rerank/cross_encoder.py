@@ -12,10 +12,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from pgra.config import Arguments
 from pgra.errors import ModelError, reading
 from pgra.lm import load
-from pgra.rerank.base import CrossEncoderArguments, RerankArguments, RerankRequest
+from pgra.rerank.arguments import CrossEncoderArguments
+from pgra.rerank.base import ScorerRequest
 from pgra.rerank.pairs import PairReranker, Tokens
 from pgra.types import Json
 
@@ -32,19 +32,15 @@ class CrossEncoderReranker(PairReranker):
     options_class = CrossEncoderArguments
     model_class = "AutoModelForSequenceClassification"
 
-    def __init__(self, request: RerankRequest) -> None:
-        assert isinstance(request.options, CrossEncoderArguments)  # its own
+    def __init__(self, request: ScorerRequest) -> None:
+        assert isinstance(request.options, CrossEncoderArguments)
         super().__init__(request, max_tokens=request.options.cross_encoder_tokens)
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
-        options = options or CrossEncoderArguments()
-        assert isinstance(options, CrossEncoderArguments)
-        return [options.cross_encoder]
 
     def fields(self) -> Mapping[str, Json]:
         fields: dict[str, Json] = {"class": self._class, "reranker": "cross-encoder"}
-        return fields | ({"prompt": self._prompt} if self._prompt else {})
+        if self._prompt:
+            fields["prompt"] = self._prompt
+        return fields
 
     def encode(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise pairs as the model's tokenizer joins two texts."""
@@ -57,8 +53,9 @@ class CrossEncoderReranker(PairReranker):
         """
         texts = ([self._prompt + query], [passage])
         if not self.tokenizer.is_fast:
-            cut = {"truncation": "longest_first", "max_length": self.max_tokens}
-            return self.call_tokenizer(*texts, **cut)[0]
+            return self.call_tokenizer(
+                *texts, truncation="longest_first", max_length=self.max_tokens
+            )[0]
         encoded = self.tokenizer(*texts, verbose=False)
         sides = encoded.sequence_ids(0)  # of each token 0 or 1; None for special ones
         shorter = int(sides.count(1) < sides.count(0))
@@ -106,12 +103,19 @@ class CrossEncoderReranker(PairReranker):
         if config.num_labels == 1:
             return None
         labels = [str(config.id2label.get(i)) for i in range(config.num_labels)]
-        known = [label.lower() for label in labels]
-        for name in (*_RELEVANT, *(_UNNAMED[1:] if known == _UNNAMED else ())):
-            if name in known:
-                said = (self.source.name, labels[known.index(name)], ", ".join(labels))
-                logger.info("%s: ranks by its class '%s' of %s", *said)
-                return known.index(name)
+        names = [label.lower() for label in labels]
+        if names == _UNNAMED:
+            names[1] = _RELEVANT[0]
+        for name in _RELEVANT:
+            if name in names:
+                number = names.index(name)
+                logger.info(
+                    "%s: ranks by its class '%s' of %s",
+                    self.source.name,
+                    labels[number],
+                    ", ".join(labels),
+                )
+                return number
         raise ModelError(
             f"'{self.source.name}' has the classes {', '.join(labels)}: call the one that counts "
             "'relevant' in its config.json (id2label and label2id)"

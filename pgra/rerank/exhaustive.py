@@ -11,8 +11,8 @@ from typing import Self
 import numpy as np
 
 from pgra.errors import ConfigError
-from pgra.rerank.bank import query_key
-from pgra.rerank.reranker import Reranker
+from pgra.rerank.bank import query_keys
+from pgra.rerank.states import BankedReranker
 from pgra.retrieval.base import IndexRequest, Retriever
 from pgra.retrieval.faiss import scan
 from pgra.types import Candidates, Example
@@ -27,14 +27,15 @@ _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 class ExhaustiveSearch(Retriever):
     """Finds the best of all passages by the prompted reranker's scores."""
 
-    def __init__(self, reranker: Reranker) -> None:
-        self.reranker, self.num_rows = reranker, len(reranker.corpus)
+    def __init__(self, reranker: BankedReranker) -> None:
+        self.reranker = reranker
+        self.num_rows = len(reranker.corpus)
         self.fingerprint = {**reranker.fingerprint, "retriever": "exhaustive"}
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Open it over a run's reranker; one without states is a ConfigError."""
-        if not isinstance(request.reranker, Reranker):
+        if not isinstance(request.reranker, BankedReranker):
             raise ConfigError(
                 "retriever 'exhaustive' needs --reranker prompted and one prompt for all queries"
             )
@@ -45,7 +46,7 @@ class ExhaustiveSearch(Retriever):
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Let the LM read texts and what it has yet to read of the corpus, and search it."""
-        fields = self.reranker.prompt.template.passage_fields
+        fields = self.reranker.encoder.prompt.template.passage_fields
         examples = [Example("", fields(text)) for text in queries]
         self.prepare(examples)
         return self.retrieve_examples(examples, k)
@@ -58,7 +59,7 @@ class ExhaustiveSearch(Retriever):
         The nearest and a few more are scored; where rounding might drop a tie, it goes deeper.
         """
         fetched = min(k + spare, self.num_rows)
-        keys = np.array([query_key(example) for example in examples], np.int64)
+        keys = query_keys(examples)
         similarity = self.reranker.fitting.similarity
         queries = similarity.of_queries(self.reranker.query_bank.states(keys), keys)
         device = str(self.reranker.encoder.lm.device)
@@ -68,12 +69,13 @@ class ExhaustiveSearch(Retriever):
         hits = scan(queries, among, fetched, device=device)
         scores = self.reranker.score_rows(examples, hits.rows)
         best = Candidates.best(hits.rows, scores, fetched)
-        kept = best.top(k)
+        top = best.top(k)
         if fetched < self.num_rows:
             slack = _ROUNDING * np.abs(best.scores).max(axis=1)
             unsure = np.flatnonzero(best.scores[:, k - 1] - best.scores[:, -1] <= slack)
             if len(unsure):
                 left = [examples[i] for i in unsure.tolist()]
                 deeper = self.retrieve_examples(left, k, spare=4 * spare)
-                kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
-        return kept
+                top.rows[unsure] = deeper.rows
+                top.scores[unsure] = deeper.scores
+        return top

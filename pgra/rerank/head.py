@@ -8,6 +8,7 @@ the task's prompt like this. Cross-validation chooses the penalty; an example th
 is decided by the head of the other folds.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pgra.arrays import Vectors, log_softmax
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.types import Example
+
+logger = logging.getLogger(__name__)
 
 Doubles = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.intp]
@@ -48,6 +51,11 @@ def affine(values: Vectors, weights: Vectors) -> Vectors:
     return logits
 
 
+def head_logits(states: Vectors, stats: Vectors, weights: Vectors) -> Vectors:
+    """Return a head's logits of states (n, H), (n, C), standardized by its stats (2, H)."""
+    return affine((states - stats[0]) / stats[1], weights)
+
+
 @dataclass(frozen=True)
 class Head:
     """A fitted head, and those of the folds.
@@ -69,9 +77,9 @@ class Head:
 
 
 def check_labels(labels: Sequence[str], examples: Sequence[Example]) -> None:
-    """Raise a ConfigError that names a label with fewer than two different texts.
+    """Raise a ConfigError that names the labels with fewer than two different texts.
 
-    Of a single one no head that has not seen it could know the label.
+    A head without that single text would have none of its label.
     """
     texts = defaultdict[str, set[str]](set)
     for example in examples:
@@ -123,6 +131,15 @@ def fit_head(states: Vectors, targets: Targets, num_labels: int, texts: Sequence
     )
 
 
+def fit_labels(states: Vectors, examples: Sequence[Example], labels: Sequence[str]) -> Head:
+    """Fit a head to the states of labelled examples, (n, H)."""
+    targets = np.array([labels.index(str(example.label)) for example in examples])
+    head = fit_head(states, targets, len(labels), [example.text for example in examples])
+    accuracy = 100 * head.is_right.mean()
+    logger.info("head: decides %.1f %% of %d held-out examples rightly", accuracy, len(targets))
+    return head
+
+
 def stratified_folds(targets: Targets, texts: Sequence[str]) -> Targets:
     """Deal texts out to five folds by chance, each label evenly: the fold of each, (n,).
 
@@ -156,7 +173,7 @@ def _fit_path(values: Doubles, targets: Targets, num_labels: int) -> list[Double
     path = []
     start = np.zeros(shape[0] * shape[1])
     for penalty in _PENALTIES:
-        found = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
-        start = found.x
+        fit = minimize(loss, start, (penalty,), "L-BFGS-B", jac=True, options={"maxiter": 200})
+        start = fit.x
         path.append(start.reshape(shape))
     return path

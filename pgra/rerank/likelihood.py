@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from pgra.arrays import Rows
-from pgra.config import Arguments
 from pgra.errors import ConfigError
 from pgra.lm.causal_lm import EngineLM
 from pgra.lm.generate import LocalLM
+from pgra.rerank.arguments import LikelihoodArguments
 from pgra.rerank.bank import Advance
-from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
+from pgra.rerank.base import ScorerRequest
 from pgra.rerank.pairs import PairBankReranker, Pairs
 
 
@@ -27,23 +27,23 @@ from pgra.rerank.pairs import PairBankReranker, Pairs
 class PassagePrompts:
     """A shard's distinct prompts, of passages, as token ids, and after each its queries'.
 
-    `places` are the places of these queries' pairs in the shard.
+    `indices` are those of these queries' pairs in the shard.
     """
 
     prompts: Sequence[list[int]]
     queries: Sequence[Sequence[list[int]]]
-    places: Sequence[Sequence[int]]
+    indices: Sequence[Sequence[int]]
 
 
 class LikelihoodReranker(PairBankReranker):
     """Orders candidates by the mean log-probability of the query's tokens after the passage."""
 
     options_class = LikelihoodArguments
-    reads_prompt = False
     reads_lm = True
+    reads_prompt = False
     whole = "rows"
 
-    def __init__(self, request: RerankRequest) -> None:
+    def __init__(self, request: ScorerRequest) -> None:
         """Open an LM, without its weights, and the bank of its scores.
 
         Raises:
@@ -52,7 +52,8 @@ class LikelihoodReranker(PairBankReranker):
         """
         options = request.options
         assert isinstance(options, LikelihoodArguments)
-        self._before, self._between = options.parts
+        self._before, rest = options.likelihood_template.split("{passage}")
+        self._between = rest.rstrip().removesuffix("{query}").rstrip()
         kind = EngineLM if request.args.is_engine else LocalLM
         self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
@@ -66,10 +67,6 @@ class LikelihoodReranker(PairBankReranker):
             "cut": "by pair",
         }
         super().__init__(request, self.lm.source, fields)
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
-        return [args.lm]
 
     def release(self) -> None:
         self.lm.release()
@@ -90,7 +87,7 @@ class LikelihoodReranker(PairBankReranker):
         lead = self.lm.lead_ids
         between = self.lm.tokenize([self._between])[0]
         prompts = list[list[int]]()
-        places = list[list[int]]()
+        indices = list[list[int]]()
         for text, ids, numbers in zip(begun, whole, owners.values(), strict=True):
             by_length: dict[int, list[int]] = {}  # of the passage
             for number in numbers:
@@ -109,15 +106,15 @@ class LikelihoodReranker(PairBankReranker):
                     beginning = self.lm.tokenize([text])[0]
                     prompt = [*beginning[: length - len(between)], *between]
                 prompts.append([*lead, *prompt])
-                places.append(numbers)
-        after = [[queries[number] for number in numbers] for numbers in places]
-        return PassagePrompts(prompts, after, places)
+                indices.append(numbers)
+        after = [[queries[number] for number in numbers] for numbers in indices]
+        return PassagePrompts(prompts, after, indices)
 
     def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
         """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
-        found = self.lm.score_ids(shard.prompts, shard.queries, advance=advance)
-        scores = torch.empty(sum(map(len, shard.places)), 1)
-        for places, queries, sums in zip(shard.places, shard.queries, found, strict=True):
-            for place, query, total in zip(places, queries, sums, strict=True):
-                scores[place] = total / len(query)
+        totals = self.lm.score_ids(shard.prompts, shard.queries, advance=advance)
+        scores = torch.empty(sum(map(len, shard.indices)), 1)
+        for indices, queries, sums in zip(shard.indices, shard.queries, totals, strict=True):
+            for index, query, total in zip(indices, queries, sums, strict=True):
+                scores[index] = total / len(query)
         return lambda: scores

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -19,15 +19,17 @@ import xxhash
 from torch import Tensor
 
 from pgra.arrays import Rows, Scores
-from pgra.artifacts import artifact_dir, canonical_json
+from pgra.artifacts import canonical_json
+from pgra.config import Arguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
 from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.parallel import Turn
 from pgra.progress import Bar
-from pgra.rerank.bank import Advance, Bank, bank_name
-from pgra.rerank.base import RerankRequest, ScoringReranker
+from pgra.rerank.arguments import RerankArguments
+from pgra.rerank.bank import Advance, Bank, bank_folder
+from pgra.rerank.base import RerankRequest, ScorerRequest, ScoringReranker
 from pgra.types import MISSING_ROW, Example, Json
 
 Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model calls them
@@ -47,7 +49,7 @@ class Pairs:
     texts: Callable[[Rows], list[str]]
 
     def find(self, keys: Rows) -> npt.NDArray[np.intp]:
-        """Return the indices of keys that are there, (n,)."""
+        """Return the indices of keys, (n,)."""
         return np.searchsorted(self.keys, keys)
 
     def cut(self, keys: Rows, shard_rows: int, *, whole: str = "queries") -> list[Rows]:
@@ -73,25 +75,27 @@ class PairBankReranker(ScoringReranker):
 
     column = 0
     whole = "queries"
+    inputs = ("text",)
+    bank: Bank
 
     def __init__(
-        self, request: RerankRequest, source: load.ModelSource, made_of: Mapping[str, Json]
+        self, request: ScorerRequest, source: load.ModelSource, fields: Mapping[str, Json]
     ) -> None:
-        """Open the bank; `made_of` is what scores depend on, besides corpus, query and passage."""
-        self.corpus = request.corpus
+        """Open the bank, if there is a corpus.
+
+        `fields` are what scores depend on, besides corpus, query and passage.
+        """
         self.context = request.context
         self.busy = Turn()
         self.topic_weight = request.args.topic_weight or 0.0
         device = load.choose_device(self.context.device)
         self.shard_rows = load.batch_budget(request.args.bank_shard_rows, device)
-        fields = {**made_of, **self.corpus.fingerprint}
-        root = self.context.artifacts / "banks"
-        folder = artifact_dir(root, f"{bank_name(source.name)}-pairs", fields)
-        self.bank = Bank(folder, fields, inputs=source.inputs)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        return self.with_topic(self.bank.fingerprint)
+        if isinstance(request, RerankRequest):
+            self.corpus = request.corpus
+            fields = {**fields, **self.corpus.fingerprint}
+            folder = bank_folder(source, self.context, fields, "-pairs")
+            self.bank = Bank(folder, fields, inputs=source.inputs)
+            self.made_from = fields
 
     def identify(self, example: Example) -> Mapping[str, Json]:
         """Return what a query's pairs depend on, besides the passage."""
@@ -120,9 +124,9 @@ class PairBankReranker(ScoringReranker):
             keys[i] = [xxhash.xxh3_64_intdigest(row.tobytes(), seed) for row in rows[i]]
         return keys.astype(np.int64)
 
-    def fill(self, examples: Sequence[Example], rows: Rows) -> int:
+    def compute_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         pairs = self.pairs(examples, rows)
-        return self.bank.fill(
+        return self.bank.compute_missing(
             pairs.keys,
             partial(self.read, pairs),
             self.compute,
@@ -141,21 +145,21 @@ class PairBankReranker(ScoringReranker):
             scores[present] = self.bank.states(keys)[:, self.column]
         return scores
 
-    def score_texts(self, queries: Sequence[Example], documents: Sequence[str]) -> Scores:
-        """Score each document for each query, (B, n) float32; nothing is kept.
+    def score(self, queries: Sequence[Example], texts: Sequence[str]) -> Scores:
+        """Score each text for each query, (B, n) float32; nothing is kept.
 
         Of several threads one at a time does so.
         """
-        rows = np.tile(np.arange(len(documents)), (len(queries), 1))
-        if not rows.size:
-            return np.empty(rows.shape, np.float32)
-        pairs = self.pairs(queries, rows)
-        pairs = replace(pairs, texts=lambda rows: [documents[row] for row in rows])
-        bar = Bar(total=rows.size, desc="score", unit="pair")
+        shape = (len(queries), len(texts))
+        keys = np.arange(math.prod(shape))
+        if not len(keys):
+            return np.empty(shape, np.float32)
+        lines, rows = np.unravel_index(keys, shape)
+        pairs = Pairs(queries, keys, lines, rows, lambda rows: [texts[row] for row in rows])
+        bar = Bar(total=len(keys), desc="score", unit="pair")
         with self.busy, bar, torch.inference_mode():
-            scores = self.compute(self.read(pairs, pairs.keys), bar.update)()[:, self.column]
-        found: Scores = scores.numpy()[pairs.find(self._keys(queries, rows))]
-        return found
+            scores: Scores = self.compute(self.read(pairs, keys), bar.update)().numpy()
+        return scores[:, self.column].reshape(shape)
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Count the pairs that are yet to be read."""
@@ -173,10 +177,12 @@ class PairReranker(PairBankReranker):
     (`model_class`), writes pairs (`text`, or `encode`) and scores them (`score_batch`).
     """
 
+    options_class: ClassVar[Any] = None
     model_class: ClassVar[str]
+    add_special_tokens = True
     reads_prompt = False
 
-    def __init__(self, request: RerankRequest, *, max_tokens: int | None = None) -> None:
+    def __init__(self, request: ScorerRequest, *, max_tokens: int | None = None) -> None:
         """Open a model, without its weights, and the bank of its scores.
 
         `max_tokens` is the most tokens of a pair, the window by default.
@@ -187,7 +193,8 @@ class PairReranker(PairBankReranker):
         args = request.args
         self.options = request.options
         name = self.models(args, self.options)[0]
-        self.source, self.device = load.find_model(name), load.choose_device(request.context.device)
+        self.source = load.find_model(name)
+        self.device = load.choose_device(request.context.device)
         self.dtype = load.choose_dtype(args.lm_dtype, self.device)
         self.config = load.load_config(self.source)
         self.tokenizer = load.load_tokenizer(self.source, self.config)
@@ -209,8 +216,14 @@ class PairReranker(PairBankReranker):
                 f"'{name}': its tokenizer counts the parts of a text up to {last + 1}, the model "
                 f"{self.config.type_vocab_size}. Give the model its own tokenizer"
             )
-        own = {**load.model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
-        super().__init__(request, self.source, {**own, **self.fields()})
+        model_fields = load.model_fields(self.source, self.dtype)
+        fields = {**model_fields, "max_tokens": self.max_tokens, **self.fields()}
+        super().__init__(request, self.source, fields)
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
+        arguments = cls.options_class
+        return [getattr(options or arguments(), arguments.FIELDS["lm"])]
 
     def fields(self) -> Mapping[str, Json]:
         """Return what else scores depend on: class, options, and how a pair is written."""
@@ -246,12 +259,12 @@ class PairReranker(PairBankReranker):
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise pairs; those longer than `max_tokens` are cut, and counted."""
-        found = self.encode(queries, passages)
-        for i, pair in enumerate(found):
+        pairs = self.encode(queries, passages)
+        for i, pair in enumerate(pairs):
             if len(pair["input_ids"]) > self.max_tokens:
-                found[i] = self.encode_cut(queries[i], passages[i])
+                pairs[i] = self.encode_cut(queries[i], passages[i])
                 self.num_cut += 1
-        return found
+        return pairs
 
     def encode(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise whole pairs."""
@@ -274,6 +287,7 @@ class PairReranker(PairBankReranker):
 
     def call_tokenizer(self, *texts: Sequence[str], **options: Any) -> list[Tokens]:
         """Tokenise texts, or texts in two parts, without padding."""
+        options["add_special_tokens"] = self.add_special_tokens
         encoded = self.tokenizer(*map(list, texts), verbose=False, **options)
         lines = zip(*encoded.values(), strict=True)
         return [dict(zip(encoded, line, strict=True)) for line in lines]
@@ -321,7 +335,7 @@ class PairReranker(PairBankReranker):
 
 
 def _num_positions(config: Any) -> float:
-    """Return how many positions a model has; in RoBERTa's family they begin after the padding's."""
+    """Return how many positions a model has; in RoBERTa's family they begin after padding."""
     positions: float = getattr(config, "max_position_embeddings", None) or math.inf
     if positions < 0:  # XLNet's, which counts none
         return math.inf
@@ -337,7 +351,7 @@ def _num_positions(config: Any) -> float:
 # query, and its prefix once.
 
 
-KEPT = ("dot", "cosine")  # the columns of a pair's entry in the bank
+COLUMNS = ("dot", "cosine")  # of a pair's entry in the bank
 
 # A query's encoder, its prompt and its candidates', and their indices in the shard.
 Unit = tuple[PromptedEncoder, TokenizedPrompts, npt.NDArray[np.intp]]
@@ -353,19 +367,19 @@ class NeighborReranker(PairBankReranker):
         """Open an LM, and the bank of LM, template and corpus; errors as `Reranker.open`'s."""
         args = request.args
         exemplars = request.exemplars
-        assert exemplars is not None  # `exemplars` says so
+        assert exemplars is not None  # with such arguments
         encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
-        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
+        fields = {**encoder.fingerprint, "kept of a pair": list(COLUMNS)}
         super().__init__(request, encoder.lm.source, fields)
         self.encoder = self.counter = encoder
         self.exemplars = exemplars
-        self.similarity = args.similarity
-        self.column = KEPT.index(args.similarity)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        made_of = {**self.bank.fingerprint, **self.exemplars.fingerprint}
-        return self.with_topic({**made_of, "reranker": "prompted", "similarity": self.similarity})
+        self.column = COLUMNS.index(args.similarity)
+        self.made_from = {
+            **self.made_from,
+            **exemplars.fingerprint,
+            "reranker": "prompted",
+            "similarity": args.similarity,
+        }
 
     def release(self) -> None:
         self.encoder.release()
@@ -400,8 +414,8 @@ class NeighborReranker(PairBankReranker):
         return units
 
     def compute(self, shard: deque[Unit], advance: Advance) -> Callable[[], Tensor]:
-        """Read a shard's queries, each under its own prefix: (n, 2) float32, columns as `KEPT`."""
-        found = torch.empty(sum(len(indices) for _, _, indices in shard), len(KEPT))
+        """Read a shard's queries, each under its own prefix: (n, 2) float32, by `COLUMNS`."""
+        scores = torch.empty(sum(len(indices) for _, _, indices in shard), len(COLUMNS))
         while shard:  # a prefix's keys and values are gone with its query
             encoder, prompts, indices = shard.popleft()
             states = encoder.encode_prompts(prompts).float()  # (1 + n, H)
@@ -409,7 +423,7 @@ class NeighborReranker(PairBankReranker):
             passages = states[1:]
             dot = (passages * query).sum(1)
             lengths = torch.linalg.vector_norm(states, dim=1)
-            found[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
+            scores[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
             self.encoder.num_cut += encoder.num_cut
             advance(len(passages))
-        return lambda: found
+        return lambda: scores

@@ -17,9 +17,8 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 `is_fitted` and overrides `fit` (`examples/own_similarity.py`).
 """
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -32,12 +31,11 @@ from pgra.arrays import Rows, Vectors, log_softmax
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.errors import ConfigError
-from pgra.rerank.bank import Bank, query_key
-from pgra.rerank.base import Reference
-from pgra.rerank.head import affine, check_labels, column_stats, fit_head
+from pgra.prompts import PromptTemplate
+from pgra.rerank.arguments import AUTO, FitData
+from pgra.rerank.bank import Bank, query_key, query_keys
+from pgra.rerank.head import check_labels, column_stats, fit_labels, head_logits
 from pgra.types import MISSING_ROW, Example, Json
-
-logger = logging.getLogger(__name__)
 
 
 def unit(values: Vectors) -> Vectors:
@@ -66,7 +64,7 @@ class Similarity:
 
     Attributes:
         is_fitted: Whether `fit` measures a draw of passages and training queries.
-        learns_labels: Whether `fit` looks at the queries' labels.
+        learns_labels: Whether a fitted one learns the labels of training queries.
         content_free: Texts that it measures instead.
     """
 
@@ -75,13 +73,13 @@ class Similarity:
     content_free: ClassVar[Sequence[str]] = ()
 
     @classmethod
-    def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
-        """Return what decides a fit beside the draw of training queries, named as `KEPT_SETTINGS`.
+    def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:
+        """Return what decides a fit beside the draw of training queries, named as `FIT_SETTINGS`.
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
         """
-        del reference, examples  # some need them
+        del data, examples  # some need them
         return {}
 
     @classmethod
@@ -189,9 +187,9 @@ class LabelHead(Similarity):
     is_fitted = True
 
     @classmethod
-    def settings(cls, reference: Reference, examples: Sequence[Example]) -> dict[str, Any]:
+    def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the labels, and a digest of those of the examples."""
-        labels = list(reference.words)
+        labels = list(data.words)
         if not labels:
             raise ConfigError(
                 "similarity 'head' learns labels, and this task has none: use whitened_cosine"
@@ -204,37 +202,28 @@ class LabelHead(Similarity):
     def fit(cls, sample: Sample) -> Self:
         """Fit the head to the queries' labels, and its mean logits to the passages."""
         labels = sample.settings["similarity_fit"]["labels"]
-        targets = np.array([labels.index(example.label) for example in sample.examples])
-        keys = np.array([query_key(example) for example in sample.examples], np.int64)
-        texts = [example.text for example in sample.examples]
-        head = fit_head(sample.queries, targets, len(labels), texts)
-        accuracy = head.is_right.mean()
-        logger.info("head: accuracy %.3f on %d held-out queries", accuracy, len(targets))
-        logits = affine((sample.passages - head.stats[0]) / head.stats[1], head.weights)
+        head = fit_labels(sample.queries, sample.examples, labels)
+        logits = head_logits(sample.passages, head.stats, head.weights)
         return cls(
             stats=head.stats,
             weights=head.weights,
             fold_weights=head.fold_weights,
             folds=head.folds,
-            keys=keys,
+            keys=query_keys(sample.examples),
             prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32),
         )
 
-    def logits(self, states: Vectors, weights: Vectors) -> Vectors:
-        """Return a head's logits of states (n, H), (n, C)."""
-        return affine((states - self.stats[0]) / self.stats[1], weights)
-
     def of_passages(self, states: Vectors) -> Vectors:
         """Return q_e."""
-        return _softmax(self.logits(states, self.weights) - self.prior)
+        return _softmax(head_logits(states, self.stats, self.weights) - self.prior)
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:
         """Return p_x, by the head that has not seen the query."""
-        logits = self.logits(states, self.weights)
+        logits = head_logits(states, self.stats, self.weights)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         folds = np.where(self.keys[at] == keys, self.folds[at], -1)
         for fold, weights in enumerate(self.fold_weights):
-            logits[folds == fold] = self.logits(states[folds == fold], weights)
+            logits[folds == fold] = head_logits(states[folds == fold], self.stats, weights)
         return _softmax(logits)
 
 
@@ -259,6 +248,14 @@ def find_similarity(name: str) -> type[Similarity]:
     return cls
 
 
+def learns_labels(name: str) -> bool:
+    """Whether a similarity learns the labels of training queries; `auto` may choose one."""
+    if name == AUTO:
+        return True
+    cls = find_similarity(name)
+    return cls.is_fitted and cls.learns_labels
+
+
 # What a fitted similarity is fitted to: a draw of passages, and a draw of training queries.
 #
 # The draws depend on the corpus and on the training queries alone: not on which candidates are in
@@ -270,68 +267,76 @@ def find_similarity(name: str) -> type[Similarity]:
 _STAGE = "similarity"
 SAMPLE = 2000
 _SEED = 0
-KEPT_SETTINGS = ("similarity_sample", "similarity_fit")  # in a fingerprint
+FIT_SETTINGS = ("similarity_sample", "similarity_fit")  # in a fingerprint
 FIT_FILE = "similarity.safetensors"  # in a reader's folder
 
 
 class Fitting:
     """Fits a similarity once, or loads the fit; some similarities need none.
 
-    `fingerprint` is all that scores depend on, besides queries and candidates; `queries` are the
-    drawn training queries, `folder` holds the fit.
+    `fingerprint` is all that scores depend on, besides queries and candidates; `folder` holds the
+    fit.
     """
 
     def __init__(
         self,
         name: str,
-        reference: Reference,
+        data: FitData,
+        template: PromptTemplate,
         *,
         num_rows: int,
-        made_of: Mapping[str, Json] | None = None,
-        home: Path | None = None,
+        bank_fields: Mapping[str, Json] | None = None,
+        root: Path | None = None,
+        kind: str = "",
     ) -> None:
         """Draw, and refuse what cannot be fitted.
 
-        `num_rows` is the size of the corpus, `made_of` what passages' states depend on, `home` the
-        folder's place with the beginning of its name; None: the fit stays in memory.
+        `template` shows texts without content, `num_rows` is the size of the corpus, `bank_fields`
+        what passages' states depend on, `root` and `kind` say where `artifact_dir` puts the fit;
+        None: it stays in memory.
 
         Raises:
             ConfigError: If the name is unknown, or texts are too few.
         """
-        self.name, self._class = name, find_similarity(name)
+        self.name = name
+        self._class = find_similarity(name)
+        self._run_file = None if data.folder is None else data.folder / FIT_FILE
+        if texts := self._class.content_free:
+            data = replace(data, queries=[Example("", template.passage_fields(t)) for t in texts])
+            num_rows = 0
         self._num_rows = num_rows
-        self._kept = reference.folder and reference.folder / FIT_FILE
-        labelled = sorted(reference.queries, key=lambda example: str(example.label))
-        by_key = {query_key(example): example for example in labelled}
-        drawn = draw_keys(np.array(sorted(by_key), np.int64)) if self._class.is_fitted else ()
-        # Different ones, whatever their order.
-        self._queries = {int(key): by_key[int(key)] for key in drawn}
-        self._settings = self._describe(reference)
-        self.fingerprint = {**(made_of or {}), "similarity": name, **self._settings}
-        self.folder = home and artifact_dir(home.parent, home.name, self.fingerprint)
+        self._queries: dict[int, Example] = {}
+        if self._class.is_fitted:
+            labelled = sorted(data.queries, key=lambda example: str(example.label))
+            by_key = {query_key(example): example for example in labelled}
+            # Different ones, whatever their order.
+            drawn = draw_keys(np.array(sorted(by_key), np.int64))
+            self._queries = {key: by_key[key] for key in drawn.tolist()}
+        self._settings = self._describe(data)
+        self.fingerprint = {**(bank_fields or {}), "similarity": name, **self._settings}
+        self.folder = None if root is None else artifact_dir(root, kind, self.fingerprint)
 
-    def _describe(self, reference: Reference) -> dict[str, Any]:
+    def _describe(self, data: FitData) -> dict[str, Any]:
         """Return a fit's part of the fingerprint."""
-        if reference.made is not None:
-            return {part: reference.made[part] for part in KEPT_SETTINGS if part in reference.made}
-        drawn = {}
+        if data.fingerprint is not None:
+            return {n: data.fingerprint[n] for n in FIT_SETTINGS if n in data.fingerprint}
+        sample = {}
         if self._class.is_fitted and not self._class.content_free:
             if (count := min(len(self._queries), self._num_rows)) < 2:
                 raise ConfigError(
                     f"similarity '{self.name}' is fitted to queries, and there are {count}: use dot"
                 )
             queries = digest(list(self._queries))
-            drawn = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}
-        examples = list(self._queries.values())
-        return {**drawn, **self._class.settings(reference, examples)}
+            sample = {"similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}}
+        return {**sample, **self._class.settings(data, list(self._queries.values()))}
 
     @property
     def is_ready(self) -> bool:
         """Whether nothing is left to measure."""
-        if not self._class.is_fitted or self.folder is None:
-            return not self._class.is_fitted
-        if self._kept is not None:
+        if not self._class.is_fitted or self._run_file is not None:
             return True
+        if self.folder is None:
+            return False
         return find_fault(self.folder, _STAGE, self.fingerprint) is None
 
     def rows(self) -> Rows:
@@ -339,18 +344,18 @@ class Fitting:
         return draw_keys(np.arange(0 if self.is_ready else self._num_rows))
 
     def queries(self) -> list[Example]:
-        """Return the queries whose states it has yet to measure."""
+        """Return the drawn training queries whose states it has yet to measure."""
         return [] if self.is_ready else list(self._queries.values())
 
     def fit(self, bank: Bank, query_bank: Bank) -> None:
         """Fit to the states of `rows` and `queries`, from their banks, unless that was done."""
-        if not self._class.is_fitted or self._kept is not None:
+        if not self._class.is_fitted or self._run_file is not None:
             return
 
         def measure(aside: Path) -> Mapping[str, Json]:
             rows = self.rows()
             keys = np.array(list(self._queries), np.int64)
-            self.fit_states(bank.states(rows), query_bank.states(keys))
+            self.similarity = self.fit_states(bank.states(rows), query_bank.states(keys))
             for name, array in vars(self.similarity).items():
                 write_array(aside / f"{name}.npy", array)
             return {"passages": len(rows), "queries": len(keys)}
@@ -358,15 +363,16 @@ class Fitting:
         assert self.folder is not None
         build_once(self.folder, stage=_STAGE, fingerprint=self.fingerprint, build=measure)
 
-    def fit_states(self, passages: Vectors, queries: Vectors) -> None:
-        """Fit to the states of `rows` and `queries`, (n, H) and (m, H), in memory."""
-        sample = Sample(
-            passages=passages,
-            queries=queries,
-            examples=list(self._queries.values()),
-            settings=self._settings,
+    def fit_states(self, passages: Vectors, queries: Vectors) -> Similarity:
+        """Return the fit to the states of `rows` and `queries`, (n, H) and (m, H)."""
+        return self._class.fit(
+            Sample(
+                passages=passages,
+                queries=queries,
+                examples=list(self._queries.values()),
+                settings=self._settings,
+            )
         )
-        self.similarity = self._class.fit(sample)
 
     def save(self, folder: Path) -> None:
         """Write the fit, if there is one, into a reader's folder."""
@@ -378,8 +384,8 @@ class Fitting:
         """The fitted similarity; if its files are missing or damaged, that is an ArtifactError."""
         if not self._class.is_fitted:
             return self._class()
-        if self._kept is not None:
-            return self._class(**load_file(self._kept))
+        if self._run_file is not None:
+            return self._class(**load_file(self._run_file))
         assert self.folder is not None
         names = [field.name for field in fields(self._class)]
         return self._class(**{n: np.array(read_array(self.folder / f"{n}.npy")) for n in names})

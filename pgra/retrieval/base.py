@@ -7,77 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import xxhash
 
 from pgra.arrays import Rows
 from pgra.artifacts import Inputs, Manifest, at_home, digest, load_manifest, without_home
-from pgra.config import Arguments, arg, find_class
+from pgra.config import Arguments, find_class
 from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
-from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ArtifactError, ConfigError
+from pgra.retrieval.arguments import RETRIEVERS as RETRIEVERS
+from pgra.retrieval.arguments import RetrieverArguments as RetrieverArguments
 from pgra.types import Candidates, Example, Json
 
-# For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
-RETRIEVERS: dict[str, str] = {
-    "bm25": "pgra.retrieval.bm25:BM25Retriever",
-    "dense": "pgra.retrieval.dense:Index",
-    "exhaustive": "pgra.rerank.exhaustive:ExhaustiveSearch",
-    "hybrid": "pgra.retrieval.bm25:HybridRetriever",
-    "random": "pgra.retrieval.base:RandomRetriever",
-    "run": "pgra.retrieval.trec:RunRetriever",
-}
 INDEXES = "indexes"  # their folder among the artifacts
-
-
-@dataclass(kw_only=True)
-class RetrieverArguments(PassageEncoderArguments):
-    """First stage: k candidates a query."""
-
-    GROUP = "Retriever"
-
-    retriever: str = arg(
-        "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (a control), "
-        "run:FILE (of TREC), exhaustive (the LM reads the whole corpus), or module:Class.",
-        choices=sorted(RETRIEVERS),
-        is_open=True,
-        is_common=True,
-    )
-    num_candidates: int = arg(150, "Candidates a query (the paper's k).", least=1, is_common=True)
-    index_factory: str = arg("Flat", "FAISS factory string, such as Flat (exact) or IVF4096,Flat.")
-    rescore_factor: int = arg(
-        4,
-        "Hits of a lossy index (such as PQ) for each candidate, scored again exactly; 0: none.",
-        least=0,
-    )
-    index_dir: str | None = arg(
-        None, "A built index to use; default: found or built under artifacts_dir.", decides=False
-    )
-    shard_rows: int = arg(
-        8192,
-        "Passages in one shard, the unit that a stopped job does not repeat.",
-        least=1,
-        decides=False,
-    )
-    num_neighbors: int | None = arg(
-        None,
-        "Training examples that vote, with --method knn; default: as many as suit the dev set.",
-        least=1,
-    )
-    neighbor_encoder: str = arg(
-        "encoder",
-        "What --method knn compares texts by: encoder, or reader (the paper's: its untrained T5).",
-        choices=("encoder", "reader"),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRequest:
-    """Which index is wanted, and who builds it if it is not there.
+    """Which index is wanted, and how a missing one is built.
 
     Attributes:
         context: Processes and folders; indexes are under its artifacts.
@@ -144,12 +94,13 @@ def find_retriever(name: str) -> type[Retriever]:
     """Import a retriever.
 
     Raises:
-        ConfigError: If the name is unknown, or no retriever.
+        ConfigError: If the name is unknown, or its class is not a `Retriever`.
     """
     is_run = name.startswith("run:")  # and its file
-    cls = find_class("retriever", "run" if is_run else name, RETRIEVERS)
+    paths = {name: entry.path for name, entry in RETRIEVERS.items()}
+    cls = find_class("retriever", "run" if is_run else name, paths)
     if not (isinstance(cls, type) and issubclass(cls, Retriever)):
-        raise ConfigError(f"'{name}' is no retriever: a subclass of pgra.retrieval.Retriever is")
+        raise ConfigError(f"'{name}' is not a subclass of pgra.retrieval.Retriever")
     return cls
 
 
@@ -177,8 +128,10 @@ def open_retriever(
     check_num_candidates(args.num_candidates, len(corpus))
     if options is None and cls.options_class is not None:
         options = cls.options_class()
-    how: dict[str, Any] = {"args": args, "options": options, "reranker": reranker}
-    return cls.open(IndexRequest(corpus=corpus, context=context, **how))
+    request = IndexRequest(
+        args=args, corpus=corpus, context=context, options=options, reranker=reranker
+    )
+    return cls.open(request)
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:
@@ -245,7 +198,7 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
 # What an index was asked for, kept in its manifest, so that its folder alone is enough to use it.
 # The fingerprint says what an index is, by checksums; the recipe says where that came from, by
 # names. Local paths are absolute, so that another working directory finds them too, but the home
-# folder is ~: whose it is concerns nobody who is given the index.
+# folder is written ~, so that an index does not reveal its author's name.
 
 
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
@@ -263,21 +216,22 @@ class Recipe:
     def read(cls, folder: Path, *, stage: str | None = None) -> Self:
         """Read a finished index's recipe; ArtifactError if its corpus was not opened by name."""
         manifest = load_manifest(folder, stage=stage)
-        made = manifest.fingerprint
-        kept = manifest.counts.get("recipe")
-        if kept is None:
+        recipe = manifest.counts.get("recipe")
+        if recipe is None:
             raise ArtifactError(f"{folder} does not say what it was made from: build it again")
-        sources = [str(at_home(name)) for name in kept["corpus"]["corpus"]]
-        own: dict[str, Any] = {
+        corpus = recipe["corpus"]
+        retriever = {
+            **recipe["retriever"],
             "retriever": manifest.stage.removesuffix("_index"),
             "index_dir": str(folder),
-            "encoder": str(at_home(kept["retriever"]["encoder"])),
+            "encoder": str(at_home(recipe["retriever"]["encoder"])),
         }
-        own |= {"encoder_dtype": made["dtype"]} if "dtype" in made else {}
+        if "dtype" in manifest.fingerprint:
+            retriever["encoder_dtype"] = manifest.fingerprint["dtype"]
         return cls(
-            CorpusArguments(**{**kept["corpus"], "corpus": sources}),
-            RetrieverArguments(**{**kept["retriever"], **own}),
-            at_home(kept["corpus_folder"]),
+            CorpusArguments(**{**corpus, "corpus": [str(at_home(n)) for n in corpus["corpus"]]}),
+            RetrieverArguments(**retriever),
+            at_home(recipe["corpus_folder"]),
         )
 
     def open_corpus(self, artifacts: Path | None = None) -> Corpus:
@@ -292,12 +246,12 @@ def write_recipe(args: RetrieverArguments, corpus: Corpus) -> dict[str, Json]:
     if corpus.made_by is None:
         return {}
     sources = [without_home(whole_path(name)) for name in corpus.made_by.sources]
-    kept = {name: value for name, value in asdict(args).items() if name not in _NOT_MADE_OF}
+    values = {name: value for name, value in asdict(args).items() if name not in _NOT_MADE_OF}
     return {
         "recipe": {
             "corpus": {**asdict(corpus.made_by), "corpus": sources},
             "corpus_folder": without_home(str(corpus.folder.resolve())),
-            "retriever": {**kept, "encoder": without_home(whole_path(args.encoder))},
+            "retriever": {**values, "encoder": without_home(whole_path(args.encoder))},
         }
     }
 

@@ -11,8 +11,9 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank import open_reranker
-from pgra.rerank.base import Reference, RerankArguments, RerankRequest
-from pgra.rerank.reranker import Reranker
+from pgra.rerank.arguments import FitData, RerankArguments
+from pgra.rerank.base import RerankRequest
+from pgra.rerank.states import BankedReranker
 from pgra.types import Candidates, Example
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
@@ -43,10 +44,10 @@ def over_corpus(
         prompt=prompt,
         corpus=corpus,
         context=Context(artifacts=root),
-        reference=reference or Reference(),
+        fit_data=reference or FitData(),
     )
     encoder = PromptedEncoder(open_lm(str(lm), dtype), prompt)
-    return Reranker(encoder, similarity=args.similarity).over(request)
+    return BankedReranker(encoder, request)
 
 
 def of_pairs(name, options, corpus, root, device="cpu", **changes):

@@ -11,9 +11,11 @@ import pgra
 from pgra.context import Context
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.base import Reference, RerankArguments, RerankRequest
+from pgra.rerank.arguments import FitData, RerankArguments
+from pgra.rerank.base import RerankRequest
+from pgra.rerank.reranker import make_ready
 from pgra.rerank.similarity import SIMILARITIES
 from pgra.types import Example, Hit
 
@@ -34,12 +36,12 @@ def make(lm_dirs):
 
 def of_a_run(reranker, root, queries=TWO, documents=SENTENCES):
     """Scores of a run's second stage, which has its states on disk: (B, n)."""
-    ready = reranker.over(
+    ready = make_ready(reranker).open(
         RerankRequest(
-            args=RerankArguments(bank_shard_rows=5),
+            args=RerankArguments(bank_shard_rows=5, similarity=reranker.similarity),
             prompt=reranker.prompt,
             corpus=open_corpus(documents, root),
-            reference=Reference(TRAIN[4:]),
+            fit_data=FitData(TRAIN[4:], Task.load("sst2").prompt_words),
             context=Context(artifacts=root),
         )
     )
@@ -146,3 +148,17 @@ def test_an_argument_that_is_not_used_is_refused(lm_dirs):
     for by in ("cross-encoder", "states"):  # and a template without a slot
         with pytest.raises(ConfigError, match="template"):
             pgra.Reranker(lm, by=by, template="text")
+
+
+def test_a_saved_one_scores_alike_and_refuses_another_lm(make, lm_dirs, tmp_path):
+    reranker = make(similarity="whitened")
+    with pytest.raises(ValueError, match="call fit"):
+        reranker.save(tmp_path)
+    scores = reranker.fit(SENTENCES, TRAIN).score(QUERIES, SENTENCES)
+    reranker.save(tmp_path)
+    again = pgra.Reranker.load(tmp_path, lm=reranker.encoder.lm)
+    np.testing.assert_allclose(again.score(QUERIES, SENTENCES), scores, rtol=1e-4)
+    with pytest.raises(ArtifactError, match="was made with"):
+        pgra.Reranker.load(tmp_path, lm=str(lm_dirs["opt"]))
+    with pytest.raises(ConfigError, match="by its name"):
+        pgra.Reranker(str(lm_dirs["gpt2"]), by="likelihood").save(tmp_path)

@@ -35,7 +35,7 @@ def slopes(keys, advance=int):
 
 def fill(folder, keys, *, shard_rows, context=QUIET):
     bank = Bank(folder, FIELDS)
-    bank.fill(keys, same, slopes, shard_rows=shard_rows, context=context)
+    bank.compute_missing(keys, same, slopes, shard_rows=shard_rows, context=context)
     return bank
 
 
@@ -56,11 +56,11 @@ def test_each_state_is_computed_once(tmp_path):
         return slopes(keys, advance)
 
     with pytest.raises(KeyboardInterrupt):
-        Bank(tmp_path, FIELDS).fill(range(9), same, encode, shard_rows=3, context=QUIET)
+        Bank(tmp_path, FIELDS).compute_missing(range(9), same, encode, shard_rows=3, context=QUIET)
     (tmp_path / ".0123.partial.npy").write_bytes(b"half")
     bank = Bank(tmp_path, FIELDS)
     assert (asked, len(bank)) == ([*range(6)], 6)
-    assert bank.fill([4, 8, 7, 6], same, slopes, shard_rows=3, context=QUIET) == 3
+    assert bank.compute_missing([4, 8, 7, 6], same, slopes, shard_rows=3, context=QUIET) == 3
     np.testing.assert_array_equal(bank.states([8, 0, 5]), slopes([8, 0, 5])().numpy())
     assert bank.missing(range(-1, 10)).tolist() == [-1, 9]
     with pytest.raises(KeyError):
@@ -70,14 +70,14 @@ def test_each_state_is_computed_once(tmp_path):
         with pytest.raises((DamageError, KeyError)):
             Bank(tmp_path, FIELDS).states(range(9))
         again = Bank(tmp_path, FIELDS)
-        assert again.fill(range(9), same, slopes, shard_rows=9, context=QUIET) == 3
+        assert again.compute_missing(range(9), same, slopes, shard_rows=9, context=QUIET) == 3
         np.testing.assert_array_equal(again.states(range(9)), slopes(range(9))().numpy())
 
 
 def test_shards_of_another_bank_are_not_taken(tmp_path):
     for name in ("ours", "theirs"):
         bank = Bank(tmp_path / name, {**FIELDS, "model": name})
-        bank.fill([1, 2], same, slopes, shard_rows=2)
+        bank.compute_missing([1, 2], same, slopes, shard_rows=2)
     for path in (tmp_path / "theirs").glob("[0-9a-f]*.*"):
         shutil.copy(path, tmp_path / "ours")
     assert not len(Bank(tmp_path / "ours", {**FIELDS, "model": "ours"}))
@@ -99,11 +99,11 @@ def test_workers_claim_each_unit_once_whoever_is_slow(tmp_path, world):
 def test_two_jobs_take_up_what_the_other_wrote(tmp_path):
     late = Bank(tmp_path, FIELDS)
     fill(tmp_path, range(4), shard_rows=2)
-    assert late.fill(range(6), same, slopes, shard_rows=2, context=QUIET) == 2
+    assert late.compute_missing(range(6), same, slopes, shard_rows=2, context=QUIET) == 2
     # One fills between the other's look and its lock, in shards that are cut otherwise.
     barriers = iter([lambda: None, lambda: fill(tmp_path, range(8, 14), shard_rows=3)])
     context = Context(barrier=lambda: next(barriers, lambda: None)(), progress=False)
-    late.fill(range(18), same, slopes, shard_rows=4, context=context)
+    late.compute_missing(range(18), same, slopes, shard_rows=4, context=context)
     assert len(late) == len(Bank(tmp_path, FIELDS)) == 18  # a key of both counts once
     np.testing.assert_array_equal(late.states(range(18))[:, 0], np.arange(18))
 
@@ -126,7 +126,7 @@ def test_parts_fill_one_bank_as_one_process_does(tmp_path, last):
         return slopes(keys, advance)
 
     with pytest.raises(KeyboardInterrupt):
-        Bank(folder, FIELDS).fill(range(23), same, encode, shard_rows=4, context=part(0))
+        Bank(folder, FIELDS).compute_missing(range(23), same, encode, shard_rows=4, context=part(0))
     for context in (part(1), last):
         assert asked == [0, 8]
         assert Bank(folder, FIELDS).missing(range(23)).tolist() == [8, 9, 10, 11]
@@ -193,5 +193,5 @@ def test_no_state_is_kept_of_a_model_whose_files_changed(is_changed, tmp_path):
     if is_changed:
         expected = pytest.raises(ArtifactError, match="model.safetensors")
     with expected:
-        bank.fill(range(20), same, encode, shard_rows=5, context=QUIET)
+        bank.compute_missing(range(20), same, encode, shard_rows=5, context=QUIET)
     assert len(Bank(tmp_path / "bank", FIELDS)) == (0 if is_changed else 20)

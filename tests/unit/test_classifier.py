@@ -45,6 +45,15 @@ def test_its_scores_are_those_of_a_head_on_stock_states(lm_dirs):
     ]  # the control: it learnt something
 
 
+def test_a_saved_one_decides_alike(lm_dirs, tmp_path):
+    rows = [(text, int(label == "positive")) for text, label in PAIRS]
+    ours = pgra.Classifier(str(lm_dirs["opt"]), rows, num_exemplars=2, device="cpu")
+    ours.save(tmp_path)
+    again = pgra.Classifier.load(tmp_path, device="cpu")
+    assert again.predict(["A great film."]) == ours.predict(["A great film."])
+    assert (again.labels, again.accuracy) == (ours.labels, ours.accuracy)
+
+
 def test_without_a_task_the_labels_are_the_examples_as_they_were_given(lm_dirs, tmp_path):
     def labels(rows):
         found = pgra.Classifier(str(lm_dirs["opt"]), rows, device="cpu")

@@ -21,8 +21,9 @@ from pgra.errors import PgraError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
-from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
-from pgra.rerank.reranker import Reranker
+from pgra.rerank.arguments import LikelihoodArguments, RerankArguments
+from pgra.rerank.base import RerankRequest
+from pgra.rerank.states import BankedReranker
 
 EVERY = np.arange(len(SENTENCES))[None]
 
@@ -97,7 +98,7 @@ def open_at(corpus, tmp_path):
         how = {"similarity": "dot", **how}
         args = RerankArguments(lm=lm, bank_shard_rows=5, lm_dtype="float32", **how)
         how = {"corpus": corpus, "context": Context(artifacts=tmp_path)}
-        return Reranker.open(RerankRequest(args=args, prompt=prompt, **how))
+        return BankedReranker.open(RerankRequest(args=args, prompt=prompt, **how))
 
     return open_at
 

@@ -19,7 +19,7 @@ NUM_ROWS, WIDTH = 400, 32
 def put(bank, keys, states, shard_rows=64):
     """Write chosen states into a bank, as if an LM had given them."""
     of = dict(zip(keys.tolist(), torch.from_numpy(states), strict=True))
-    bank.fill(
+    bank.compute_missing(
         keys,
         lambda part: part,
         lambda part, advance: lambda: torch.stack([of[key] for key in part.tolist()]),

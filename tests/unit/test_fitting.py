@@ -10,7 +10,7 @@ from small_reranking import TRAIN, TWO, WORDS, over_corpus, run
 
 from pgra.arrays import log_softmax
 from pgra.errors import ConfigError
-from pgra.rerank import Reference
+from pgra.rerank import FitData
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import RerankArguments
 from pgra.rerank.head import affine, fit_head
@@ -30,7 +30,7 @@ def small_draws(monkeypatch):
 @pytest.fixture
 def start(lm_dirs, corpus, tmp_path):
     def start(similarity, where="banks", *, train=TRAIN[4:], words=WORDS, made=None, **kwargs):
-        reference = Reference(train, words, made)
+        reference = FitData(train, words, made)
         how = {"similarity": similarity, "reference": reference, **kwargs}
         return over_corpus(lm_dirs["opt"], corpus, tmp_path / where, **how)
 
@@ -41,9 +41,9 @@ def start(lm_dirs, corpus, tmp_path):
 def test_auto_takes_head_where_each_label_has_eight(count, name, weight):
     labels = list(WORDS)
     many = [Example(f"train-{i}", {"text": f"{i}"}, labels[i % 2]) for i in range(count)]
-    chosen = RerankArguments().chosen(Reference(many, WORDS))
+    chosen = RerankArguments().chosen(FitData(many, WORDS))
     assert (chosen.similarity, chosen.topic_weight) == (name, weight)
-    unlabelled = RerankArguments().chosen(Reference([Example(f"{i}", {}) for i in range(32)]))
+    unlabelled = RerankArguments().chosen(FitData([Example(f"{i}", {}) for i in range(32)]))
     assert unlabelled.similarity == "whitened_cosine"
 
 

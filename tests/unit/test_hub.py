@@ -270,3 +270,18 @@ def test_a_pushed_index_comes_back_by_its_id_whole(client, encoder_dirs, tmp_pat
             pgra.Index.load("me/other", device="cpu")
     client(NOWHERE, is_offline=True)
     assert pgra.Index.load("me/index", device="cpu").search(TEXT, k=5) == hits
+
+
+@pytest.mark.slow
+def test_a_pushed_classifier_comes_back_by_its_id(client, lm_dirs, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub, lm = LoopbackHub(), str(lm_dirs["opt"])
+    rows = [(text, "ab"[number % 2]) for number, text in enumerate(SENTENCES)]
+    ours = pgra.Classifier(lm, rows, device="cpu")
+    with hub.serve() as endpoint:
+        client(endpoint)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
+        assert "me/head" in ours.push_to_hub("me/head")
+        found = pgra.Classifier.load("me/head", lm=lm, device="cpu")
+    assert found.predict(TEXT) == ours.predict(TEXT)
+    assert not any(lm.encode() in data for data in hub.files("me/head").values())

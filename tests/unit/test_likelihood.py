@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import pgra
 from pgra.errors import ConfigError
 from pgra.lm.generate import PromptReader
-from pgra.rerank.base import CausalRerankerArguments, LikelihoodArguments
+from pgra.rerank.arguments import CausalRerankerArguments, LikelihoodArguments
 from pgra.rerank.causal import TEMPLATES
 
 

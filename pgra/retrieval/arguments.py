@@ -1,0 +1,58 @@
+"""Arguments of retrievers, and their table. Light: no torch, no FAISS."""
+
+from dataclasses import dataclass
+
+from pgra.config import Entry, arg
+from pgra.encoders import PassageEncoderArguments
+
+# For --retriever; `module:Class` and entry points in `pgra.retrievers` are taken too.
+RETRIEVERS = {
+    "bm25": Entry("pgra.retrieval.bm25:BM25Retriever"),
+    "dense": Entry("pgra.retrieval.dense:Index"),
+    "exhaustive": Entry("pgra.rerank.exhaustive:ExhaustiveSearch"),
+    "hybrid": Entry("pgra.retrieval.bm25:HybridRetriever"),
+    "random": Entry("pgra.retrieval.base:RandomRetriever"),
+    "run": Entry("pgra.retrieval.trec:RunRetriever", "pgra.retrieval.trec:RunFileArguments"),
+}
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments(PassageEncoderArguments):
+    """First stage: k candidates a query."""
+
+    GROUP = "Retriever"
+
+    retriever: str = arg(
+        "dense",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (a control), "
+        "run:FILE (of TREC), exhaustive (the LM reads the whole corpus), or module:Class.",
+        choices=sorted(RETRIEVERS),
+        is_open=True,
+        is_common=True,
+    )
+    num_candidates: int = arg(150, "Candidates a query (the paper's k).", least=1, is_common=True)
+    index_factory: str = arg("Flat", "FAISS factory string, such as Flat (exact) or IVF4096,Flat.")
+    rescore_factor: int = arg(
+        4,
+        "Hits of a lossy index (such as PQ) for each candidate, scored again exactly; 0: none.",
+        least=0,
+    )
+    index_dir: str | None = arg(
+        None, "A built index to use; default: found or built under artifacts_dir.", decides=False
+    )
+    shard_rows: int = arg(
+        8192,
+        "Passages in one shard, the unit that a stopped job does not repeat.",
+        least=1,
+        decides=False,
+    )
+    num_neighbors: int | None = arg(
+        None,
+        "Training examples that vote, with --method knn; default: as many as suit the dev set.",
+        least=1,
+    )
+    neighbor_encoder: str = arg(
+        "encoder",
+        "What --method knn compares texts by: encoder, or reader (the paper's: its untrained T5).",
+        choices=("encoder", "reader"),
+    )
