@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import torch
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 from rerank import EXEMPLAR_SEED, Reading, find_texts
@@ -60,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = StateArguments(lm=args.lm, lm_dtype="float32")
     ours, rate = read(own, reading, fields, args.device)
     encoder = PromptedEncoder.open(own, reading.prompt, args.device)
-    alone = [encoder.lm.states_of([ids]) for ids in encoder.tokenize(fields[:COMPARED]).ids]
-    truth = torch.cat(alone).float().cpu()
+    alone = [encoder.lm.states([ids]) for ids in encoder.tokenize(fields[:COMPARED]).ids]
+    truth = torch.from_numpy(np.concatenate(alone))
     encoder.release()
     found = {"cascade": (ours, rate)}
     servers = {"llama.cpp": llama_words} if args.lm == TOKENIZER else {}

@@ -21,19 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.lm import batching, kernels
-from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import PrefixGroup, send
-from pgra.lm.causal_lm import SHOWN, CausalLM, head_logits
 from pgra.lm.load import batch_budget
+from pgra.lm.transformers_lm import TransformersLM, head_logits
 
 Tokens = Sequence[int]
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
 _KEPT_SHARE = 0.25  # of what is free on a GPU; they are copied when they are joined
-_TIMES_STATES = 4  # tokens of a batch, times those of a batch of states
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
 
 
@@ -88,7 +86,7 @@ def join(caches: Sequence[KVCache]) -> KVCache:
 class PromptReader:
     """Reads prompts with a causal LM that has its head, and continues them."""
 
-    def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
+    def __init__(self, lm: TransformersLM, batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes more."""
         self.lm = lm
         self._is_checked = False
@@ -284,154 +282,8 @@ def kept_layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
 
 
 @torch.inference_mode()
-def next_logits(lm: CausalLM, ids: Tokens) -> Tensor:
+def next_logits(lm: TransformersLM, ids: Tokens) -> Tensor:
     """Return the logits after each of a text's tokens, (L, V) float32, without a cache."""
     whole = torch.tensor([list(ids)], device=lm.device)
     logits: Tensor = lm.whole(input_ids=whole, use_cache=False).logits
     return logits[0].float()
-
-
-class LocalLM(CausalLM):
-    """A causal LM with its head, which scores words and writes text: a `LanguageModel`."""
-
-    def __init__(self, lm: Any, tokenizer: Any = None, **how: Any) -> None:
-        super().__init__(lm, tokenizer, with_head=True, **how)
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, (B,), including those that open every input."""
-        return [len(ids) for ids in self._tokenize(texts)]
-
-    def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
-    ) -> list[Completion]:
-        """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
-
-        This is KATE's LM call (Liu et al. 2022, section 3.3: temperature 0). The result is that of
-        each prompt alone, whatever else is in the batch: in float32 exactly, except where two
-        tokens are equally likely to the last digits; half precision has more such ties. A text may
-        begin with a space, where the tokenizer makes it part of the first word.
-
-        Raises:
-            ConfigError: If a prompt is empty, or does not fit the window with what is written.
-            ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
-        """
-        ids = self._tokenize(prompts)
-        self._check_prompts(prompts, ids, max_new_tokens)
-        written: list[list[int]] = [[] for _ in ids]
-
-        def is_done(tokens: Tokens) -> bool:
-            is_ended = tokens[-1] in self.ends or stop in self._text(tokens)
-            return is_ended or len(tokens) >= max_new_tokens
-
-        with kernels.packed_for(self.whole, sum(map(len, ids))):
-            for rows, cache in self.reader.read_joined(ids, max_new_tokens):
-                while rows:
-                    for row, token in zip(rows, self._likeliest(cache.logits), strict=True):
-                        written[row].append(token)
-                    left = [at for at, row in enumerate(rows) if not is_done(written[row])]
-                    advance(len(rows) - len(left))
-                    rows = [rows[at] for at in left]
-                    if rows:
-                        newest = [written[row][-1] for row in rows]
-                        cache = self.reader.step(cache.take(left), newest)
-        return [
-            Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
-            for prompt, tokens in zip(ids, written, strict=True)
-        ]
-
-    def _likeliest(self, logits: Tensor) -> list[int]:
-        best, tokens = logits.max(dim=1)
-        found: list[int] = torch.where(torch.isfinite(best), tokens, -1).tolist()
-        if -1 in found:
-            raise self.not_finite("for a prompt", "number")
-        return found
-
-    def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
-    ) -> list[list[float]]:
-        """Return the log-probability of all tokens of each word after each prompt.
-
-        It is not divided by the word's tokens. A prompt is read once for all words; a word of
-        several tokens costs those but its last. Errors are those of `complete`, and a ModelError
-        if the tokenizer joins a word to the prompt before it.
-        """
-        pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids = [prompt for prompt, _ in pairs]
-        own = [after for _, after in pairs]
-        self._check_prompts(
-            prompts, ids, max((len(word) for line in own for word in line), default=0)
-        )
-        return self.score_ids(ids, own, advance=advance)
-
-    def score_ids(
-        self,
-        prompts: Sequence[Tokens],
-        words: Sequence[Sequence[Tokens]],
-        *,
-        advance: Advance = int,
-    ) -> list[list[float]]:
-        """Return the log-probability of each word after its prompt, both as token ids.
-
-        `words` has a list for each prompt. A ModelError is as of `score`.
-        """
-        self.reader.check()
-        found: list[list[float]] = [[] for _ in prompts]
-        with kernels.packed_for(self.whole, sum(map(len, prompts))):
-            for rows, cache in self.reader.read(prompts):
-                places = [place for place, row in enumerate(rows) for _ in words[row]]
-                own = [word for row in rows for word in words[row]]
-                chances = self._chances(cache, places, own)
-                for place, chance in zip(places, chances, strict=True):
-                    found[rows[place]].append(chance)
-                advance(len(rows))
-        if not all(math.isfinite(value) for values in found for value in values):
-            raise self.not_finite("for a prompt", "number")
-        return found
-
-    def _chances(
-        self, cache: KVCache, places: Sequence[int], words: Sequence[Tokens]
-    ) -> list[float]:
-        """Return the log-probabilities of words, each after the prompt at its place."""
-        firsts = cache.logits.log_softmax(dim=1)[places, [word[0] for word in words]]
-        chances: list[float] = firsts.tolist()
-        longer = [number for number, word in enumerate(words) if len(word) > 1]
-        joined = join([cache]) if longer else cache
-        for start in range(0, len(longer), len(cache)):  # each copies what is kept of a prompt
-            part = longer[start : start + len(cache)]
-            lines = joined.take([places[number] for number in part])
-            logits, _ = self.reader.extend(lines, [words[number][:-1] for number in part])
-            later = logits.log_softmax(dim=2)  # (n, T, V)
-            for line, number in enumerate(part):
-                rest = words[number][1:]
-                chances[number] += sum(later[line, range(len(rest)), rest].tolist())
-        return chances
-
-    def _check_prompts(
-        self, prompts: Sequence[str], ids: Sequence[Tokens], max_new_tokens: int
-    ) -> None:
-        for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
-            if not line:
-                raise ConfigError(f"prompt {number} is empty: there is nothing to continue")
-            if len(line) + max_new_tokens > self.window:
-                raise ConfigError(
-                    f"prompt {number} has {len(line)} tokens ({text[-SHOWN:]!r} at its end), and "
-                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} to come"
-                )
-        self.reader.check()
-
-    def _text(self, tokens: Tokens) -> str:
-        text: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    @cached_property
-    def reader(self) -> PromptReader:
-        return PromptReader(self, _TIMES_STATES * self.how.lm_batch_tokens)
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """The tokens with which the LM ends a text by itself."""
-        given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
-        ends = {*given} if isinstance(given, list) else {given}
-        return frozenset({*ends, self.tokenizer.eos_token_id} - {None})

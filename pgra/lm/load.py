@@ -24,6 +24,7 @@ from pgra.context import check_device
 from pgra.data.bundled import BUNDLED, bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
+from pgra.lm.names import is_model
 from pgra.progress import quiet_transformers
 from pgra.types import Json
 
@@ -79,7 +80,7 @@ def find_model(name: str) -> ModelSource:
         ModelError: If a bundled name is unknown or its package absent, a folder holds no
             safetensors or only adapters, or the hub has no such model or cannot be reached.
     """
-    if name.startswith(("http://", "https://")):  # a server, which has the model
+    if not is_model(name):  # an engine's, or a user's own class, which have the files
         return ModelSource(name, name, None, name)
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))

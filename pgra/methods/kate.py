@@ -24,7 +24,7 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.lm import open_lm
 from pgra.lm.base import Advance, LanguageModel
-from pgra.lm.remote import RemoteLM
+from pgra.lm.endpoint import EndpointLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import (
     Decisions,
@@ -117,7 +117,7 @@ class Kate(Method):
         if self.icl.decide_by != "vote":
             self.args["completer"].check_named()
             lm = open_lm(self.args["completer"], self.context)
-            self.lm = lm.settle(self.icl.decide_by) if isinstance(lm, RemoteLM) else lm
+            self.lm = lm.resolve(self.icl.decide_by) if isinstance(lm, EndpointLM) else lm
             self._fill_in()
             if self.icl.decide_by == "score":
                 answer_words(self.format.words)  # refuses ambiguous words, as the next does
@@ -147,9 +147,9 @@ class Kate(Method):
             decide_by = decide_by or "generation"
         elif decide_by is None and not completer.is_remote:
             decide_by = "score"
-        if isinstance(self.lm, RemoteLM):
-            decide_by = self.lm.way.decide_by
-            self.args = self.args.change("completer", endpoint=self.lm.way.endpoint)
+        if isinstance(self.lm, EndpointLM):
+            decide_by = self.lm.mode.decide_by
+            self.args = self.args.change("completer", endpoint=self.lm.mode.endpoint)
         usual = "kate" if isinstance(task, GenerationTask) else "task"
         format_ = icl.prompt_format or usual
         args = self.args.change("selection", num_exemplars=count)
@@ -243,7 +243,7 @@ class Kate(Method):
                 predictions, texts = self._write(self.lm, examples, prompts.texts)
             decided = Decisions(predictions)
         decided = self._report(examples, prompts, decided, texts)
-        if isinstance(self.lm, RemoteLM):
+        if isinstance(self.lm, EndpointLM):
             paid = {"endpoint": self.lm.describe_spending()}
             decided = replace(decided, metrics={**decided.metrics, **paid})
         if isinstance(self.data.task, GenerationTask) and list(examples) == list(self.data.test):

@@ -7,7 +7,7 @@ A passage is read once for all queries of a shard that have it as a candidate.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 from pgra.arrays import Rows
 from pgra.config import Arguments as _Arguments
 from pgra.errors import ConfigError
-from pgra.lm.causal_lm import EngineLM
-from pgra.lm.generate import LocalLM
+from pgra.lm import open_state_lm
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import LikelihoodArguments, RerankArguments, RerankRequest
 from pgra.rerank.pairs import PairBankReranker, Pairs
@@ -52,8 +51,8 @@ class LikelihoodReranker(PairBankReranker):
         options = request.options
         assert isinstance(options, LikelihoodArguments)
         self._before, self._between = options.parts
-        kind = EngineLM if request.args.is_engine else LocalLM
-        self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
+        args = replace(request.args, lm_layer="last")  # scores are of the last layer
+        self.lm = open_state_lm(args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
         self.counter = self
         self.num_cut = 0
@@ -114,7 +113,7 @@ class LikelihoodReranker(PairBankReranker):
 
     def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
         """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
-        found = self.lm.score_ids(shard.prompts, shard.queries, advance=advance)
+        found = self.lm.scores(shard.prompts, shard.queries, advance=advance)
         scores = torch.empty(sum(map(len, shard.places)), 1)
         for places, queries, sums in zip(shard.places, shard.queries, found, strict=True):
             for place, query, total in zip(places, queries, sums, strict=True):

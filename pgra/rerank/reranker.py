@@ -27,7 +27,7 @@ from pgra.data.examples import as_rows, open_rows, read_split
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
-from pgra.lm.causal_lm import CausalLM, open_causal_lm
+from pgra.lm import as_state_lm
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
@@ -176,11 +176,7 @@ class Reranker(ScoringReranker):
                 prompt = build_prompt(style.template, pool, style.words, **how)
             self._rest = [one for one in pool if one.id not in prompt.exemplar_ids]
             self._shown = {query_key(one) for one in pool} - {query_key(one) for one in self._rest}
-            if not isinstance(lm, CausalLM):
-                how = {"device": device, "layer": str(lm_layer), "dtype": dtype}
-                lm = open_causal_lm(lm, tokenizer, **how)
-            elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
-                raise ConfigError("the LM is open already: give layer, device and dtype to it")
+            lm = as_state_lm(lm, tokenizer, layer=str(lm_layer), device=device, dtype=dtype)
             how = {"max_prompt_tokens": max_prompt_tokens, "chat": chat_template}
             lm = PromptedEncoder(lm, prompt, **how)
         self.encoder = lm
@@ -401,12 +397,9 @@ class Reranker(ScoringReranker):
 
     def arguments(self) -> dict[str, Any]:
         self._check_states()
-        lm = self.encoder.lm
         return {
             "reranker": "prompted",
-            "lm": lm.how.lm,
-            "lm_dtype": lm.how.lm_dtype,
-            "lm_layer": "last" if lm.layer is None else str(lm.layer),
+            **self.encoder.lm.arguments(),
             "similarity": self.similarity,
             "exemplars": RerankArguments.exemplars,  # one prompt for all queries
             "num_exemplars": len(self.prompt.exemplar_ids),

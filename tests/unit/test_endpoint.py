@@ -14,8 +14,8 @@ from pgra.context import Context
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
-from pgra.lm.generate import LocalLM
-from pgra.lm.remote import continuation, without_reasoning, word_chance
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.endpoint import continuation, without_reasoning, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
 URL = "http://127.0.0.1:9/v1"
@@ -126,7 +126,7 @@ def test_an_answer_that_is_none_is_counted_said_and_asked_again(
         first, second = complete(lm, PROMPTS[:2])
         assert (first, second.strip()) == ("", "green")  # the control: an answer
         assert lm.describe_spending()["unanswered"] == 1
-        assert "1 of 2 answers are none" in caplog.text
+        assert "1 of 2 answers are empty" in caplog.text
         again = [text.strip() for text in complete(lm, PROMPTS[:2])]
     assert again == ["red", "green"]
     assert len(server.bodies) == 3  # one was kept
@@ -168,14 +168,14 @@ def test_a_reasoning_block_is_left_out_wherever_it_stands(server, open_at, openi
 def test_the_best_way_that_a_server_offers_is_chosen(server, open_at, offers, chosen):
     vars(server).update(offers)
     with server.serve() as url:
-        lm = open_at(url, endpoint="auto").settle(None)
-    assert " ".join(vars(lm.way).values()) == chosen
+        lm = open_at(url, endpoint="auto").resolve(None)
+    assert " ".join(vars(lm.mode).values()) == chosen
 
 
 def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
-    assert open_at(URL).settle("score").way.decide_by == "score"  # nothing is asked
+    assert open_at(URL).resolve("score").mode.decide_by == "score"  # nothing is asked
     with pytest.raises(ConfigError):
-        open_at(URL, endpoint="chat").settle("score")
+        open_at(URL, endpoint="chat").resolve("score")
     server.faults = [Fault(400, json.dumps(FILTER))]  # of one word alone
     with server.serve() as url:
         for server.echoes in (True, False):
@@ -258,8 +258,11 @@ def test_what_may_pass_is_tried_again_under_status_200_too(server, open_at):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault(200, "<html>Hi</html>", {"Content-Type": "text/html"}), "what is no completion"),
-        (Fault(200, "[" * 100_000), "what is no completion"),
+        (
+            Fault(200, "<html>Hi</html>", {"Content-Type": "text/html"}),
+            "did not answer with a completion",
+        ),
+        (Fault(200, "[" * 100_000), "did not answer with a completion"),
         (Fault(200, error_of("no such voice", 404)), "answered 404 .*no such voice.*--base_url"),
         (Fault(307, "", {"Location": "http://elsewhere/v1"}), "answered 307"),
     ],
@@ -351,7 +354,7 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
 
 
 def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at):
-    local = LocalLM(str(lm_dirs["opt"]), device="cpu")
+    local = CausalLM(str(lm_dirs["opt"]), device="cpu")
     prompts = ["The film is a warm", "The boats came home early. The answer is"]
 
     @torch.inference_mode()
