@@ -177,6 +177,23 @@ def test_a_method_runs_is_measured_reported_ablated_and_asked(bench):
     assert "--one_label" in pgra("train", "--method", name, "--help").out
 
 
+def test_an_lm_gives_states_and_scores(bench):
+    """By its name alone, in a process that has no model files of it."""
+    lm = {"lm": "toys:Letters", "num_exemplars": 2}
+    pgra("train", *bench.argv("pgra", task=bench.flags["task"], **lm))
+    pgra("train", "--method", "head", *words_of(bench, output_dir=bench.run("head"), **lm))
+    drawn = {"exemplars": "random", "output_dir": bench.run("icl")}
+    pgra("icl", *words_of(bench, **drawn, **lm))
+    for name in ("pgra", "head", "icl"):
+        assert len(bench.predictions(name)) == 12
+        pgra("evaluate", "--run", bench.run(name))
+    scores = [line["scores"] for line in bench.predictions("icl")]
+    assert len({tuple(values.values()) for values in scores}) > 1
+    wrong = {"lm": "toys:Stride", "output_dir": bench.run("wrong")}
+    error = call(main, ["train", "--method", "head", *words_of(bench, **wrong)]).error
+    assert "'toys:Stride' is not a subclass of pgra.lm.base.StateLM" in error
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
