@@ -7,7 +7,7 @@ still gives plausible neighbours. So it is named, resolved once and kept in fing
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -162,61 +162,18 @@ class Encoder:
         busy: Held by the thread that encodes.
     """
 
-    def __init__(self, args: PassageEncoderArguments, device: str = "auto") -> None:
-        """Load what the arguments name; see `Encoder.load`."""
-        self.args, self.device = args, load.choose_device(device)
-        self.busy = Turn()
-        source = load.fetch_parts(load.find_model(args.encoder))
-        dtype = load.choose_dtype(args.encoder_dtype, self.device)
-        pooling = args.pooling
-        is_bare = not load.read_parts(source)
-        if pooling == "auto":
-            pooling = plain_pooling(source.name) if is_bare else OWN
-        whole = replace(source, subfolder="")
-        model = load.load_by(_open_modules, whole, "encoder", pooling=pooling, dtype=dtype)
-        _check_model(model, source, pooling)
-        model[0].register_forward_hook(_widen)
-        for part in list(model)[1:]:
-            part.float()
-        self.model = model.to(self.device).eval()
-        is_unit = type(model[-1]).__name__ == "Normalize" and model.truncate_dim is None
-        self.width: int = model.get_embedding_dimension()
-        self.pad_token_id: int = getattr(model.config, "pad_token_id", None) or 0
-        self.inputs = source.inputs
-        self.copied: TemporaryFolder | None = None
-        self.fingerprint: dict[str, Json] = {
-            "encoder": source.identity,
-            "pooling": pooling,
-            "normalize": args.normalize or is_unit,
-            "dtype": load.dtype_name(dtype),
-        }
-        if hasattr(model[0], "model"):  # else its parts keep their own lengths
-            length = _choose_length(model, args.max_encoder_tokens, source, is_bare=is_bare)
-            model.max_seq_length = self.fingerprint["max_tokens"] = length
-        self._prompts = dict(model.prompts)
-        asked = {"query": args.query_prompt, "document": args.passage_prompt}
-        self._prompts |= {name: text for name, text in asked.items() if text is not None}
-        self.query_prompt: str = self._prompts["query"]
-        if prompt := self._prompts["document"]:
-            self.fingerprint["passage_prompt"] = prompt
-        advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
-        times = 1 if self.device.type == "cpu" else _GPU_TIMES
-        self._back_off = BackOff(times * args.encoder_batch_tokens, advice)
-
-    @classmethod
-    def load(
-        cls, encoder: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
-    ) -> Self:
+    def __init__(
+        self, encoder: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
+    ) -> None:
         """Load an encoder.
 
         Args:
-            encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
-                of transformers or a `SentenceTransformer`, which is saved to a folder and read from
-                it; an `Encoder` is returned as it is. Options override a sentence-transformers
-                model's own pooling, lengths and prompts; a pooling drops its other parts.
+            encoder: Hub id, folder or bundled:NAME; or a loaded model, of transformers or a
+                `SentenceTransformer`, which is saved to a folder and read from it. Options override
+                a sentence-transformers model's own pooling, lengths and prompts; a pooling drops
+                its other parts.
             tokenizer: That of a loaded model of transformers.
-            device: Where it runs; with "auto" a loaded model's copy runs where that does. An
-                `Encoder` stays where it is.
+            device: Where it runs; with "auto" a loaded model's copy runs where that does.
             **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
 
         Raises:
@@ -225,18 +182,60 @@ class Encoder:
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
             TypeError: If an option is unknown.
         """
-        if isinstance(encoder, cls):
-            return encoder
-        if isinstance(encoder, PassageEncoderArguments):
-            return cls(encoder, device)
-        copied = None
+        self.copied: TemporaryFolder | None = None
         if not isinstance(encoder, str | Path):
-            copied = load.save_loaded(encoder, tokenizer, "an encoder")
+            self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
             device = str(encoder.device) if device == "auto" else device
-            encoder = copied.path
-        opened = cls(PassageEncoderArguments(encoder=str(encoder), **options), device)
-        opened.copied = copied
-        return opened
+            encoder = self.copied.path
+        args = PassageEncoderArguments(encoder=str(encoder), **options)
+        self.args = args
+        self.device = load.choose_device(device)
+        self.busy = Turn()
+        source = load.fetch_parts(load.find_model(args.encoder))
+        dtype = load.choose_dtype(args.encoder_dtype, self.device)
+        is_bare = not load.read_parts(source)
+        pooling = args.pooling
+        if pooling == "auto":
+            pooling = plain_pooling(source.name) if is_bare else OWN
+        whole = replace(source, subfolder="")
+        model = load.load_by(_open_modules, whole, "encoder", pooling=pooling, dtype=dtype)
+        _check_model(model, source, pooling)
+        model[0].register_forward_hook(_widen)
+        for module in list(model)[1:]:
+            module.float()
+        self.model = model.to(self.device).eval()
+        is_unit = type(model[-1]).__name__ == "Normalize" and model.truncate_dim is None
+        self.width: int = model.get_embedding_dimension()
+        self.pad_token_id: int = getattr(model.config, "pad_token_id", None) or 0
+        self.inputs = source.inputs
+        self.fingerprint: dict[str, Json] = {
+            "encoder": source.identity,
+            "pooling": pooling,
+            "normalize": args.normalize or is_unit,
+            "dtype": load.dtype_name(dtype),
+        }
+        if hasattr(model[0], "model"):  # else its parts keep their own lengths
+            length = _choose_length(model, args.max_encoder_tokens, source, is_bare=is_bare)
+            model.max_seq_length = length
+            self.fingerprint["max_tokens"] = length
+        self._prompts = dict(model.prompts)
+        if args.query_prompt is not None:
+            self._prompts["query"] = args.query_prompt
+        if args.passage_prompt is not None:
+            self._prompts["document"] = args.passage_prompt
+        self.query_prompt: str = self._prompts["query"]
+        if prompt := self._prompts["document"]:
+            self.fingerprint["passage_prompt"] = prompt
+        advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
+        times = 1 if self.device.type == "cpu" else _GPU_TIMES
+        self._back_off = BackOff(times * args.encoder_batch_tokens, advice)
+
+    @classmethod
+    def _open(cls, args: PassageEncoderArguments, device: str) -> Self:
+        options = {
+            field.name: getattr(args, field.name) for field in fields(PassageEncoderArguments)
+        }
+        return cls(options.pop("encoder"), device=device, **options)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:

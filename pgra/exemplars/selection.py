@@ -24,7 +24,7 @@ import numpy as np
 from pgra.arrays import Counts, Rows, Scores, Vectors
 from pgra.artifacts import digest
 from pgra.data.text import text_key
-from pgra.encoders import EncoderArguments, PassageEncoderArguments, load_encoder
+from pgra.encoders import EncoderArguments, PassageEncoderArguments, as_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
@@ -182,7 +182,7 @@ def open_similarity(
     plain = PassageEncoderArguments(normalize=False, **asked)  # lengths stay: the metric reads them
 
     def open_encoder() -> ExampleEncoder:
-        return encoder or load_encoder(plain, device=device)
+        return encoder or as_encoder(plain, device=device)
 
     neighbors = Neighbors(open_encoder, examples, root)
     if args.encoder == BM25:

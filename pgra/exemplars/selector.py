@@ -17,6 +17,7 @@ from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, GenerationTask, LocalSource, Task, load_any_task
+from pgra.encoders import as_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
@@ -107,10 +108,9 @@ class ExemplarSelector:
         self._columns = {name: name for name in self.task.inputs}
         loaded: ExampleEncoder | None = None
         if not isinstance(encoder, str | Path):
-            from pgra.encoders.encoder import Encoder  # it brings torch
-
-            is_ours = hasattr(encoder, "encode_examples")
-            loaded = encoder if is_ours else Encoder.load(encoder, normalize=False, device=device)
+            loaded = encoder
+            if not hasattr(encoder, "encode_examples"):
+                loaded = as_encoder(encoder, normalize=False, device=device)
             encoder = type(encoder).__name__
         named: dict[str, Any] = {"exemplars": selection, "encoder": str(encoder)}
         named |= {"vector_metric": metric, "order": order, "exemplar_seed": seed, **options}

@@ -25,7 +25,7 @@ from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.context import Context
 from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
-from pgra.encoders import load_encoder
+from pgra.encoders import as_encoder
 from pgra.errors import ConfigError
 from pgra.memory.families import ANY, Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
@@ -424,7 +424,7 @@ class EncoderLookup(LogLookup):
     ) -> OpenLookup:
         form = form or str(args.key_form)
         if encoder is None:
-            encoder = load_encoder(args.encoder or DEFAULT_ENCODER, device=context.device)
+            encoder = as_encoder(args.encoder or DEFAULT_ENCODER, device=context.device)
         elif abs(float(np.linalg.norm(encoder.encode(["a text"])[0])) - 1) > 1e-3:
             raise ValueError("encoder makes vectors of other lengths: open it with normalize")
         return lambda log: cls(log, encoder, user, form=form)

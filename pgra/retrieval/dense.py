@@ -49,6 +49,7 @@ from pgra.artifacts import (
 from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.read import fetch_folder, push_folder
+from pgra.encoders import as_encoder
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
@@ -104,7 +105,7 @@ class Index(Retriever):
         """
         if not isinstance(request, IndexRequest):
             raise ValueError("Index.build(passages, ...) makes one, Index.load(folder) opens one")
-        self.encoder = encoder or Encoder.load(request.args, device=request.context.device)
+        self.encoder = encoder or as_encoder(request.args, device=request.context.device)
         built = find_or_build(request, self.encoder)
         self.corpus, self.folder = request.corpus, built.folder.absolute()
         self.args = replace(request.args, index_dir=str(self.folder))
@@ -151,7 +152,7 @@ class Index(Retriever):
         """
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
-        own = Encoder.load(encoder, device=device)
+        own = as_encoder(encoder, device=device)
         args = RetrieverArguments(
             **{**vars(own.args), "retriever": "dense", "index_factory": factory, "index_dir": None}
         )
@@ -201,7 +202,7 @@ class Index(Retriever):
             kept = root / "encoder"  # where it was a folder, or loaded
             name = encoder or (kept if kept.is_dir() else args.encoder)
             encoder = args = replace(args, encoder=str(name))
-        own = Encoder.load(encoder, device=device)
+        own = as_encoder(encoder, device=device)
         context = Context(artifacts=recipe.corpus_folder.parents[1], device=str(own.device))
         request = IndexRequest(args=args, corpus=recipe.open_corpus(), context=context)
         return cls(request, own)

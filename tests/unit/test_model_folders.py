@@ -44,7 +44,7 @@ def words(folder):
 
 
 def encode(folder, **how):
-    return torch.tensor(Encoder.load(folder, device="cpu", **how).encode([TEXT]))
+    return torch.tensor(Encoder(folder, device="cpu", **how).encode([TEXT]))
 
 
 def by_t5(folder):

@@ -27,7 +27,7 @@ def test_each_call_gets_its_own_answer(lm_dirs, encoder_dir, cross_encoder_dir, 
     documents = copy.deepcopy(langchain.PgraReranker(reranker=likely)).compress_documents
     nodes = copy.deepcopy(llama.PgraRerank(likely)).postprocess_nodes
     classifier = pgra.Classifier(str(lm), POOL)
-    encoder = pgra.Encoder.load(str(encoder_dir))
+    encoder = pgra.Encoder(str(encoder_dir))
     selector = pgra.ExemplarSelector(POOL, encoder=encoder)
     index = pgra.Index.build(SENTENCES, encoder=encoder)
     asked = {
