@@ -83,8 +83,8 @@ def _open_modules(path: str, *, pooling: str, dtype: torch.dtype, trust_remote_c
 
 def _check_model(model: Any, source: ModelSource, pooling: str) -> None:
     """Refuse what would give other vectors in silence, such as random weights."""
-    for place in load.read_parts(source):
-        config = load.read_model_json(source, f"{place}/config.json", dict) or {}
+    for folder in load.read_parts(source):
+        config = load.read_model_json(source, f"{folder}/config.json", dict) or {}
         activation = str(config.get("activation_function", "torch."))
         if not activation.startswith("torch."):  # the library would take another in its place
             raise ModelError(f"'{source.name}' has the activation '{activation}': its own code")
@@ -94,8 +94,13 @@ def _check_model(model: Any, source: ModelSource, pooling: str) -> None:
     if pooling == "pooler" and getattr(inner, "pooler", None) is None:
         raise ModelError(f"'{source.name}' has no pooler: use --pooling cls or mean")
     unused = () if pooling == "pooler" else ("pooler",)
-    how = {"config": inner.config, "device_map": "meta"}  # only the names of its weights are read
-    load.load_pretrained(type(inner).from_pretrained, source, unused=unused, **how)
+    load.load_pretrained(
+        type(inner).from_pretrained,
+        source,
+        unused=unused,
+        config=inner.config,
+        device_map="meta",  # only the names of its weights are read
+    )
     load.check_tokens(model.tokenizer, inner.config, source.name)
 
 
@@ -122,8 +127,8 @@ def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bar
     window = _count_positions(model[0].model)
     if asked is not None and asked > (window or asked):
         raise ConfigError(f"max_encoder_tokens is {asked}: '{source.name}' reads at most {window}")
-    own = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
-    length = asked or min(own or _NO_LENGTH, window or _NO_LENGTH)
+    usual = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
+    length = asked or min(usual or _NO_LENGTH, window or _NO_LENGTH)
     return int(length) if length < _NO_LENGTH else DEFAULT_MAX_TOKENS
 
 
@@ -240,8 +245,9 @@ class Encoder:
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
         """All that determines the vectors of queries and passages, besides their texts."""
-        own: dict[str, Json] = {"query_prompt": self.query_prompt} if self.query_prompt else {}
-        return {**self.fingerprint, **own}
+        if not self.query_prompt:
+            return self.fingerprint
+        return {**self.fingerprint, "query_prompt": self.query_prompt}
 
     def encode(
         self, texts: Iterable[str], *, is_query: bool = False, advance: Advance = int
@@ -290,20 +296,20 @@ class Encoder:
         chunks = []
         task = "query" if is_query else "document"
         for start in range(0, len(texts), _CHUNK):
-            part = list(texts[start : start + _CHUNK])
+            chunk = list(texts[start : start + _CHUNK])
             features = self.model.preprocess(
-                part, prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
+                chunk, prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
             )
             encodings = getattr(features, "encodings", None) or ()
             num_cut = sum(bool(line.overflowing) for line in encodings)
             features = dict(features)
             ids: Any = features.pop("input_ids")
-            batches: list[Sequence[int]] = [range(len(part))]
+            batches: list[Sequence[int]] = [range(len(chunk))]
             if isinstance(ids, list):  # else of static embeddings, which need no padding
                 ids = [array("i", line) for line in ids]  # four bytes a token: shards wait
                 lengths = [len(line) for line in ids]
                 batches = [*token_budget_batches(lengths, self._back_off.budget)]
-            chunks.append(TokenChunk(part, first + start, ids, features, batches, num_cut))
+            chunks.append(TokenChunk(chunk, first + start, ids, features, batches, num_cut))
         return chunks
 
     def begin(
@@ -346,9 +352,9 @@ class Encoder:
             return len(rows) * len(chunk.ids[rows[0]]) if isinstance(chunk.ids, list) else 0
 
         for rows in chunk.batches:
-            found = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))  # (B, D)
-            vectors[done : done + len(rows)] = found
-            peaks[done : done + len(rows)] = found.abs().amax(dim=1)
+            batch = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))  # (B, D)
+            vectors[done : done + len(rows)] = batch
+            peaks[done : done + len(rows)] = batch.abs().amax(dim=1)
             done += len(rows)
             advance(len(rows))
         return begin_fetch(vectors), begin_fetch(peaks)

@@ -3,13 +3,16 @@
 Light: nothing heavy is imported until an LM is opened, and an endpoint needs no torch.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgra.config import find_class
 from pgra.context import Context
 from pgra.errors import ConfigError
-from pgra.lm.base import CompleterArguments, LanguageModel, LMArguments, StateArguments, StateLM
+from pgra.lm.base import CompleterArguments, LanguageModel, LMArguments, StateArguments
 from pgra.lm.names import find_entry
+
+if TYPE_CHECKING:
+    from pgra.lm.state_lm import StateLM
 
 
 def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
@@ -38,7 +41,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
     return EndpointLM(args, answers)
 
 
-def open_state_lm(args: LMArguments, *, device: str = "auto") -> StateLM:
+def open_state_lm(args: LMArguments, *, device: str = "auto") -> "StateLM":
     """Open an LM that gives states and scores, by its name.
 
     Raises:
@@ -55,11 +58,13 @@ def as_state_lm(
     device: str = "auto",
     dtype: str = "auto",
     layer: str = "last",
-) -> StateLM:
+) -> "StateLM":
     """Return the LM of a name or folder, a loaded one of transformers, or a `StateLM` as it is.
 
     Of an engine `tokenizer` is the name of its LM's. Raises as `open_state_lm` and `CausalLM`.
     """
+    from pgra.lm.state_lm import StateLM
+
     if isinstance(lm, StateLM):
         if (tokenizer, layer, device, dtype) != (None, "last", "auto", "auto"):
             raise ConfigError("the LM is open already: give layer, device and dtype to it")
@@ -72,10 +77,12 @@ def as_state_lm(
     return CausalLM(lm, tokenizer, device=device, dtype=dtype, layer=layer)
 
 
-def _find(args: LMArguments, path: str | None) -> type[StateLM]:
+def _find(args: LMArguments, path: str | None) -> "type[StateLM]":
     if path is None:
         raise ConfigError(f"--lm {args.lm} answers prompts alone: give http://HOST:PORT for states")
     kind = find_class("lm", args.lm, {} if path == args.lm else {args.lm: path})
+    from pgra.lm.state_lm import StateLM
+
     if not (isinstance(kind, type) and issubclass(kind, StateLM)):
-        raise ConfigError(f"lm '{args.lm}' is not a subclass of pgra.lm.base.StateLM")
+        raise ConfigError(f"lm '{args.lm}' is not a subclass of pgra.lm.state_lm.StateLM")
     return kind

@@ -103,7 +103,7 @@ def _unseal(key: str, sealed: object) -> Completion | None:
         return None
 
 
-class CachedLM:
+class CachedLM(LanguageModel):
     """An LM that reuses its answers on disk; `pgra.lm.endpoint` stores an endpoint's itself."""
 
     def __init__(
@@ -121,13 +121,16 @@ class CachedLM:
         """
         self.inner = inner
         self.window = min(window or inner.window, inner.window)
-        self.count_tokens = inner.count_tokens
         self._answers = answers
         self._context = context
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         return self.inner.fingerprint
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, (B,)."""
+        return self.inner.count_tokens(texts)
 
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int

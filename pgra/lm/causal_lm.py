@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pgra.arrays import Scores
 from pgra.lm import kernels
-from pgra.lm.base import Advance, BeginStates, Completion
+from pgra.lm.base import Advance, Completion
 from pgra.lm.generate import KVCache, PromptReader, Tokens, join
 from pgra.lm.prefix import SharedPrefix
+from pgra.lm.state_lm import BeginStates
 from pgra.lm.transformers_lm import TransformersLM
 
 _TIMES_STATES = 4  # tokens of a batch, times those of a batch of states

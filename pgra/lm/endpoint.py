@@ -27,6 +27,7 @@ from pgra.lm.base import (
     Advance,
     CompleterArguments,
     Completion,
+    LanguageModel,
 )
 from pgra.lm.cache import AnswersCache
 from pgra.lm.client import DECLINED, KEY, Client, Declined
@@ -73,7 +74,7 @@ class _Question:
     word: str | None = None
 
 
-class EndpointLM:
+class EndpointLM(LanguageModel):
     """An LM at an endpoint; see `LanguageModel`. Messages begin with `name`.
 
     A server is asked for its first LM.

@@ -13,10 +13,11 @@ from torch import Tensor
 from pgra.arrays import Scores
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
-from pgra.lm.base import Advance, LMArguments, StateLM
+from pgra.lm.base import Advance, LMArguments
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.kernels import tolerance
 from pgra.lm.names import VLLM
+from pgra.lm.state_lm import StateLM
 from pgra.lm.transformers_lm import NO_LIMIT
 from pgra.types import Json
 
@@ -48,7 +49,7 @@ class EngineLM(StateLM):
             ConfigError: If no tokenizer is named, or vLLM or the client is not installed.
             ModelError: If there is no such server or LM, or its tokenizer is another one.
         """
-        self.args = args
+        super().__init__(args)
         self.device = load.choose_device(device)
         self.dtype = getattr(torch, args.lm_dtype.replace("auto", "float32"))
         tokenizer_name, window = self.connect()
@@ -95,10 +96,6 @@ class EngineLM(StateLM):
         """All that states depend on, besides the token ids."""
         engine = {"engine": dict(self.about), "tokenizer": self._tokenizer_identity}
         return {**load.model_fields(self.source, self.dtype), **engine}
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments that would open an LM like this one."""
-        return {"lm": self.args.lm, "lm_dtype": self.args.lm_dtype}
 
     @cached_property
     def width(self) -> int:

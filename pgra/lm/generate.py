@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,15 @@ def join(caches: Sequence[KVCache]) -> KVCache:
     if len(caches) == 1 and bool((lengths == lengths.max()).all()):
         return caches[0]
 
-    def lay(number: int, which: int) -> Tensor:
-        rows = [row for cache in caches for row in cache.layers[number][which]]
-        own = [row[:, :n].transpose(0, 1) for row, n in zip(rows, lengths.tolist(), strict=True)]
-        return pad_sequence(own, batch_first=True, padding_side="left").transpose(1, 2)
+    def align(tensors: Sequence[Tensor]) -> Tensor:
+        rows = chain.from_iterable(tensors)
+        texts = [row[:, :n].transpose(0, 1) for row, n in zip(rows, lengths.tolist(), strict=True)]
+        return pad_sequence(texts, batch_first=True, padding_side="left").transpose(1, 2)
 
-    layers = [(lay(number, 0), lay(number, 1)) for number in range(len(caches[0].layers))]
+    layers = []
+    for pairs in zip(*(cache.layers for cache in caches), strict=True):
+        keys, values = zip(*pairs, strict=True)
+        layers.append((align(keys), align(values)))
     return KVCache(layers, lengths, logits)
 
 
@@ -150,21 +154,14 @@ class PromptReader:
             "use_cache": True,
         }
         rows = torch.arange(len(ids))[:, None]
-        if self._head is None:
-            columns, places = torch.unique(wanted, return_inverse=True)
+        head = self.lm.head
+        if head is None:
+            columns, indices = torch.unique(wanted, return_inverse=True)
             logits: Tensor = self.lm.whole(**inputs, logits_to_keep=send(columns, device)).logits
-            return logits[send(rows, logits.device), send(places, logits.device)].float()
+            return logits[send(rows, logits.device), send(indices, logits.device)].float()
         hidden = self.lm.model(**inputs).last_hidden_state
         states = hidden[send(rows, hidden.device), send(wanted, hidden.device)]  # (R, W, H)
-        return head_logits(self._head, states)
-
-    @cached_property
-    def _head(self) -> torch.nn.Linear | None:
-        """The head, which reads states in float32; None where the LM does more to its logits."""
-        try:
-            return self.lm.head
-        except ModelError:
-            return None
+        return head_logits(head, states)
 
     def check(self) -> None:
         """Compare batches with prompts read alone, once.
@@ -179,21 +176,20 @@ class PromptReader:
         longer = [*start, *other]
         token = start[-1]
         texts = (start, longer, other)
-        whole = [*texts, *([*ids, token] for ids in texts)]
-        truth = torch.stack([next_logits(self.lm, ids)[-1] for ids in whole])
+        longer_texts = [[*ids, token] for ids in texts]
+        truth = torch.stack([next_logits(self.lm, ids)[-1] for ids in (*texts, *longer_texts)])
 
         def side_by_side() -> Tensor:
-            begun = self.read_batch([start[:-1]])
-            blocks = [self.read_batch([start, longer], start=begun), self.read_batch([other])]
-            cache = join(blocks)
-            found = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
-            return found.to(truth.device)
+            beginning = self.read_batch([start[:-1]])
+            first = self.read_batch([start, longer], start=beginning)
+            cache = join([first, self.read_batch([other])])
+            logits = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
+            return logits.to(truth.device)
 
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
         fault = kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
         if fault is not None:
-            name = self.lm.source.name
-            raise ModelError(f"'{name}' cannot read prompts side by side ({fault})")
+            raise ModelError(f"'{self.lm.source.name}' cannot read prompts side by side ({fault})")
         self._is_checked = True
 
     @cached_property
@@ -202,8 +198,8 @@ class PromptReader:
         most = KEPT_BYTES
         if self.lm.device.type == "cuda":
             most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
-        read = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]])
-        return most // sum(part[0, :, :1].nbytes for layer in read.layers for part in layer)
+        layers = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]]).layers
+        return most // sum(tensor[0, :, :1].nbytes for tensor in chain.from_iterable(layers))
 
     def read(self, prompts: Sequence[Tokens]) -> Iterator[tuple[list[int], KVCache]]:
         """Read prompts with the least padding and calls; yield rows of them and their caches.
@@ -222,8 +218,8 @@ class PromptReader:
             self._shared = ((), None)  # gone before the next is read
             self._shared = (group.shared, self.read_batch([group.shared]))
         start = self._shared[1] if skip else None
-        own = np.array([len(prompts[row]) - skip for row in group.rows])
-        most = max(1, self.room // (skip + int(own.max()) + _HEADROOM))
+        lengths = np.array([len(prompts[row]) - skip for row in group.rows])
+        most = max(1, self.room // (skip + int(lengths.max()) + _HEADROOM))
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * max(len(prompts[row]) - skip for row in rows)
@@ -231,9 +227,9 @@ class PromptReader:
         def run(rows: Sequence[int]) -> tuple[list[int], KVCache]:
             return list(rows), self.read_batch([prompts[row] for row in rows], start=start)
 
-        batches = batching.group_by_length(own, self._cost)
-        for places in sorted(batches, key=lambda places: -own[places].max()):
-            rows = [group.rows[place] for place in reversed(places)]
+        batches = batching.group_by_length(lengths, self._cost)
+        for batch in sorted(batches, key=lambda batch: -lengths[batch].max()):
+            rows = [group.rows[index] for index in reversed(batch)]
             for first in range(0, len(rows), most):
                 yield from self._back_off.run(rows[first : first + most], size, run)
 
@@ -265,7 +261,7 @@ def stock_cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
 
     cache = DynamicCache()
     for number, pair in enumerate(layers):
-        keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
+        keys, values = (tensor.expand(rows, -1, -1, -1) for tensor in pair)
         # Set, where `update` would copy them: they are copied once, when new ones are added.
         cache.update(keys[:, :, :0], values[:, :, :0], number)
         cache.layers[number].keys = keys
@@ -276,7 +272,8 @@ def stock_cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
 def kept_layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
     """Return a stock cache's keys and values; ValueError if they are not of `length` tokens."""
     layers = [(layer.keys, layer.values) for layer in cache.layers]
-    if not layers or any(part.dim() != 4 or part.shape[2] != length for p in layers for part in p):
+    tensors = list(chain.from_iterable(layers))
+    if not tensors or any(t.dim() != 4 or t.shape[2] != length for t in tensors):
         raise ValueError("a layer keeps something else than a key and a value for each token")
     return layers
 

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,11 @@ from torch import Tensor
 from pgra.artifacts import Inputs
 from pgra.errors import ConfigError
 from pgra.lm import batching, kernels, open_state_lm
-from pgra.lm.base import Advance, BeginStates, StateArguments, StateLM
+from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import begin_fetch
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
+from pgra.lm.state_lm import BeginStates, StateLM
 from pgra.lm.transformers_lm import TransformersLM, states_at
 from pgra.progress import Bar
 from pgra.prompts import FewShotPrompt
@@ -146,7 +147,7 @@ class SharedPrefix:
                 positions = positions[mask][None]
                 ends = lengths.cumsum(0) - 1
             with kernels.attending(lm.model, kernels.NAME, kernels.attend):
-                hidden = self._forward(
+                hidden = lm.forward(
                     ids,
                     positions,
                     # Any mask of four axes keeps transformers from making one; nothing reads it.
@@ -159,18 +160,8 @@ class SharedPrefix:
             # batch's keys, and freed with the batch. There is no mask: padding comes last, and an
             # LM looks at no later token.
             cache = stock_cache(self._prefix, len(ids))
-            hidden = self._forward(ids, positions, past_key_values=cache, use_cache=True)
+            hidden = lm.forward(ids, positions, past_key_values=cache, use_cache=True)
         return states_at(hidden, batching.send(ends, lm.device))
-
-    @torch.inference_mode()
-    def _forward(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
-        device = self.lm.device
-        hidden: Tensor = self.lm.model(
-            input_ids=batching.send(ids, device),
-            position_ids=batching.send(positions, device),
-            **inputs,
-        ).last_hidden_state
-        return hidden
 
     def find_fault(self, way: str, prompts: Sequence[Sequence[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
@@ -189,7 +180,7 @@ class SharedPrefix:
         """Each layer's keys and values of the prefix, (1, heads, S, width) each."""
         cache = stock_cache([], 1)
         positions = torch.arange(len(self.ids))[None]
-        self._forward(torch.tensor([self.ids]), positions, past_key_values=cache, use_cache=True)
+        self.lm.forward(torch.tensor([self.ids]), positions, past_key_values=cache, use_cache=True)
         return kept_layers(cache, len(self.ids))
 
     @cached_property
@@ -293,9 +284,7 @@ class PromptedEncoder:
     @cached_property
     def shared_ids(self) -> list[int]:
         """The tokens that the prompts of all ordinary texts begin with."""
-        first, *others = self._tokenize(self._passages(_PROBES))
-        shared = min(batching.count_joint(first, ids) for ids in others)
-        return first[: min(shared, *(len(ids) - 1 for ids in (first, *others)))]  # of its own: 1
+        return batching.share_tokens(self._tokenize(self._passages(_PROBES)))
 
     def _passages(self, texts: Sequence[str]) -> list[dict[str, str]]:
         return [self.prompt.template.passage_fields(text) for text in texts]

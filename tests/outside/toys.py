@@ -8,7 +8,7 @@ import torch
 
 from pgra.config import Arguments, arg
 from pgra.exemplars.selection import Selector
-from pgra.lm.base import StateLM
+from pgra.lm.state_lm import StateLM
 from pgra.methods.base import Decisions, Method
 from pgra.rerank.pairs import PairReranker
 from pgra.rerank.similarity import Similarity

@@ -191,7 +191,7 @@ def test_an_lm_gives_states_and_scores(bench):
     assert len({tuple(values.values()) for values in scores}) > 1
     wrong = {"lm": "toys:Stride", "output_dir": bench.run("wrong")}
     error = call(main, ["train", "--method", "head", *words_of(bench, **wrong)]).error
-    assert "'toys:Stride' is not a subclass of pgra.lm.base.StateLM" in error
+    assert "'toys:Stride' is not a subclass of pgra.lm.state_lm.StateLM" in error
 
 
 @pytest.mark.parametrize(

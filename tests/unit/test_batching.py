@@ -1,5 +1,7 @@
 """Batches keep their budget, hold each item once, and grow smaller where memory runs out."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -85,7 +87,8 @@ def test_prompts_that_begin_alike_are_grouped(name):
 @few
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), max_size=12))
 def test_each_prompt_is_in_one_group_and_begins_like_the_others_in_it(prompts):
-    groups = group_by_prefix(prompts, least=2)
+    with patch("pgra.lm.batching._LEAST_SHARED", 2):
+        groups = group_by_prefix(prompts)
     assert sorted(row for group in groups for row in group.rows) == list(range(len(prompts)))
     for group in groups:
         size = len(group.shared)
