@@ -147,8 +147,3 @@ class CausalLM(TransformersLM):
         ids = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
         ends = {*ids} if isinstance(ids, list) else {ids}
         return frozenset({*ends, self.tokenizer.eos_token_id} - {None})
-
-    def release(self) -> None:
-        """Free the weights until they are needed again; a given loaded model stays its owner's."""
-        vars(self).pop("reader", None)
-        super().release()

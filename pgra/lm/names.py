@@ -41,8 +41,8 @@ LMS = {
 def find_entry(name: str) -> LMEntry:
     """Return the classes of the LM of that name; a "module:Class" is one of a user's own."""
     beginning, colon, _ = name.partition(":")
-    if f"{beginning}{colon}" in LMS and colon:
-        return LMS[f"{beginning}{colon}"]
+    if colon and f"{beginning}:" in LMS:
+        return LMS[f"{beginning}:"]
     if re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name):
         return LMEntry(name, name)
     return LMS[""]

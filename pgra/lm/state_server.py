@@ -9,10 +9,12 @@ import numpy as np
 
 from pgra.arrays import Scores
 from pgra.errors import ModelError, show
-from pgra.lm.client import Client, Declined
+from pgra.lm.base import Advance, LMArguments
+from pgra.lm.client import Client, Declined, call_all
 from pgra.lm.engine import EngineLM
 from pgra.types import Json
 
+_PROBE = "The answer is a question of time."
 _TIMEOUT = 900.0  # seconds; a call waits for those before it: asked again, it would be read twice
 
 # By the owner that /v1/models names: where it says more, where states are, how to start it.
@@ -32,12 +34,26 @@ class StateServer(EngineLM):
 
     num_prompts = 8
 
-    def connect(self) -> tuple[str | None, int | None]:
-        """Ask a server which LM it has; ModelError if it cannot be reached or has none."""
-        self.parallel = self.args.max_parallel_calls
+    def __init__(self, args: LMArguments, *, device: str = "auto") -> None:
+        """Ask a server which LM it has.
+
+        Raises:
+            ConfigError: If the client is not installed, or no tokenizer is named.
+            ModelError: If it cannot be reached, has no LM, or one with another tokenizer.
+        """
+        self.args = args
+        self.parallel = args.max_parallel_calls
         self.about = {}
-        self._client = Client(self.args.lm, self.args.server, _TIMEOUT)
-        return self._inspect()
+        self._client = Client(args.lm, args.server, _TIMEOUT)
+        tokenizer, window = self._inspect()
+        super().__init__(args, device=device, tokenizer=tokenizer, window=window)
+        ours = self.tokenize([_PROBE])[0]
+        theirs = self._ask_tokens(_PROBE)
+        if theirs not in (None, ours, [*self.lead_ids, *ours]):
+            raise ModelError(
+                f"'{args.lm_tokenizer or tokenizer}' is not {args.lm}'s --lm_tokenizer ('{_PROBE}' "
+                f"is {ours} here, {theirs} there): give its own"
+            )
 
     def look(self) -> None:
         """Ask again which LM it has; ModelError if it is another one."""
@@ -65,7 +81,7 @@ class StateServer(EngineLM):
         tokenizer = served.get("tokenizer_path") or served.get("root")
         return tokenizer, min(lengths, default=None)
 
-    def ask_tokens(self, text: str) -> list[int] | None:
+    def _ask_tokens(self, text: str) -> list[int] | None:
         """Return the server's token ids of a text; None where it does not say."""
         body = {"model": self._model, "content": text, "prompt": text, "add_special_tokens": False}
         try:
@@ -98,8 +114,24 @@ class StateServer(EngineLM):
             items = reply["data"] if isinstance(reply, dict) else reply
             return np.stack([_read_state(item) for item in _in_order(items, len(ids))])
 
-    def ask_scores(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:
+    def scores(
+        self,
+        prompts: Sequence[Sequence[int]],
+        words: Sequence[Sequence[Sequence[int]]],
+        *,
+        advance: Advance = int,
+    ) -> list[list[float]]:
+        """Return the log-probability of each word after its prompt; see `StateLM`."""
+        return call_all(
+            self._ask_scores,
+            list(zip(prompts, words, strict=True)),
+            parallel=self.parallel,
+            done=lambda _: advance(1),
+        )
+
+    def _ask_scores(self, query: tuple[Sequence[int], Sequence[Sequence[int]]]) -> list[float]:
         """Return the log-probabilities of words after a prompt, from prompts that are echoed."""
+        prompt, words = query
         prompts = [[*prompt, *word] for word in words]
         body: dict[str, Json] = {
             "model": self._model,

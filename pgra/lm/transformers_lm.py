@@ -137,7 +137,7 @@ class TransformersLM(StateLM):
 
     def release(self) -> None:
         """Free the weights until they are needed again; a given loaded model stays its owner's."""
-        for name in ("model", "whole", "head"):
+        for name in ("model", "whole", "head", "reader"):
             vars(self).pop(name, None)
         gc.collect()  # a model's parts know each other
         if self.device.type == "cuda":
