@@ -111,19 +111,20 @@ class SharedPrefix:
         if self.lm.way is None:
             prompts = self._probes()
             faults = list[str]()
-            self.lm.way = "none"
             for way in WAYS if kernels.are_allowed() else WAYS[1:]:
                 fault = self.find_fault(way, prompts)
                 if fault is None:
-                    self.lm.way = way
                     break
                 faults.append(f"'{way}' does not work here ({fault})")
+            else:
+                way = "none"
+            self.lm.way = way
             logger.log(
                 logging.WARNING if faults else logging.INFO,
                 "'%s': the %d tokens of the prefix are shared by '%s'; %s",
                 self.lm.source.name,
                 len(self.ids),
-                self.lm.way,
+                way,
                 "; ".join(faults),
             )
         return self.lm.way

@@ -247,7 +247,7 @@ class TransformersLM(StateLM):
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
         with self.busy:
-            positions = torch.arange(ids.shape[1]).expand_as(ids)
+            positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
             hidden = self.forward(
                 ids, positions, attention_mask=send(mask.long(), self.device), use_cache=False
             )
