@@ -285,27 +285,24 @@ def fit_prompts(
 
     room = window - num_new_tokens
     most = np.array(wanted, dtype=np.int64)
-    lengths = count(np.arange(len(most)), most)
-    over = lengths > room
-    low = np.where(over, 0, most)
-    high = np.where(over, most - 1, most)
-    if over.any():
-        (bare,) = np.nonzero(over)
-        lengths[bare] = count(bare, np.zeros_like(bare))
-        (long,) = np.nonzero(lengths > room)
-        if len(long):
-            raise DataError(
-                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, of "
-                f"{window}, {num_new_tokens} of them its answer: leave it out, or use another LM"
-            )
+    low = np.full_like(most, -1)  # fits
+    high = most.copy()  # what is longer does not
+    lengths = np.zeros_like(most)
+    tried = most
     while (low < high).any():
         (open_,) = np.nonzero(low < high)
-        middle = (low[open_] + high[open_] + 1) // 2
-        tokens = count(open_, middle)
+        numbers = tried[open_]
+        tokens = count(open_, numbers)
         fits = tokens <= room
-        low[open_[fits]] = middle[fits]
-        lengths[open_[fits]] = tokens[fits]
-        high[open_[~fits]] = middle[~fits] - 1
+        lengths[open_] = np.where(fits | (numbers == 0), tokens, lengths[open_])
+        low[open_[fits]] = numbers[fits]
+        high[open_[~fits]] = numbers[~fits] - 1
+        tried = (low + high + 1) // 2
+    if len(long := np.flatnonzero(low < 0)):
+        raise DataError(
+            f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, of "
+            f"{window}, {num_new_tokens} of them its answer: leave it out, or use another LM"
+        )
     if len(most) and most.min() > 0 and low.max() == 0:
         raise ConfigError(
             f"the LM reads {window} tokens, and no query has room for one {unit}: use none of them"

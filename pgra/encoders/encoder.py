@@ -329,9 +329,10 @@ class Encoder:
             dtype = np.float16 if in_half else np.float32
             whole = np.empty((num_texts, self.width), dtype)
             done = 0
-            for chunk, (vectors, peaks) in zip(chunks, waits, strict=True):
-                _check_peaks(peaks().numpy(), chunk, in_half=in_half)
-                whole[done + chunk.order] = vectors().numpy()
+            for chunk, wait in zip(chunks, waits, strict=True):
+                vectors = wait().numpy()
+                _check_finite(vectors, chunk)
+                whole[done + chunk.order] = vectors
                 done += len(chunk.texts)
             return whole
 
@@ -340,13 +341,12 @@ class Encoder:
     @torch.inference_mode()
     def _launch(
         self, chunk: TokenChunk, *, in_half: bool, advance: Advance
-    ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """Encode a chunk; return functions for its vectors, longest text first, and its peaks."""
+    ) -> Callable[[], Tensor]:
+        """Encode a chunk; return a function that waits for its vectors, longest text first."""
         n = len(chunk.texts)
         done = 0
         dtype = torch.float16 if in_half else torch.float32
         vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
-        peaks = torch.empty(n, device=self.device)
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * len(chunk.ids[rows[0]]) if isinstance(chunk.ids, list) else 0
@@ -354,10 +354,9 @@ class Encoder:
         for rows in chunk.batches:
             batch = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))  # (B, D)
             vectors[done : done + len(rows)] = batch
-            peaks[done : done + len(rows)] = batch.abs().amax(dim=1)
             done += len(rows)
             advance(len(rows))
-        return begin_fetch(vectors), begin_fetch(peaks)
+        return begin_fetch(vectors)
 
     def embed(self, chunk: TokenChunk, rows: Sequence[int]) -> Tensor:
         """Return the vectors (B, D) of a chunk's rows, a batch of it."""
@@ -375,12 +374,11 @@ class Encoder:
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
 
 
-def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:
-    """Refuse vectors by the largest magnitude in each."""
-    is_bad = ~(peaks <= np.finfo(np.float16 if in_half else np.float32).max)  # NaN too
+def _check_finite(vectors: npt.NDArray[Any], chunk: TokenChunk) -> None:
+    is_bad = ~np.isfinite(vectors).all(axis=1)
     if is_bad.any():
-        row, peak = min(zip(chunk.order[is_bad].tolist(), peaks[is_bad].tolist(), strict=True))
+        row = int(chunk.order[is_bad].min())
         raise ModelError(
-            f"the vector of text {chunk.first + row} is not finite, or exceeds float16 ({peak:g}): "
+            f"the vector of text {chunk.first + row} is not finite, or exceeds float16: "
             f"{chunk.texts[row][:80]!r}. Use --encoder_dtype float32, or normalize"
         )

@@ -176,15 +176,14 @@ class PromptReader:
         longer = [*start, *other]
         token = start[-1]
         texts = (start, longer, other)
-        longer_texts = [[*ids, token] for ids in texts]
-        truth = torch.stack([next_logits(self.lm, ids)[-1] for ids in (*texts, *longer_texts)])
+        truth = torch.cat([next_logits(self.lm, [*ids, token])[-2:] for ids in texts])
 
         def side_by_side() -> Tensor:
             beginning = self.read_batch([start[:-1]])
             first = self.read_batch([start, longer], start=beginning)
             cache = join([first, self.read_batch([other])])
-            logits = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
-            return logits.to(truth.device)
+            logits = torch.stack([cache.logits, self.step(cache, [token] * 3).logits], dim=1)
+            return logits.flatten(0, 1).to(truth.device)
 
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
         fault = kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
