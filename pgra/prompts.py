@@ -77,11 +77,6 @@ class PromptTemplate:
         values = {name: value.strip() for name, value in fields.items()}
         return _BREAKS.sub("\n", self.body.format_map(values)).strip("\n")
 
-    def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
-        """Fill P(x) and add its answer."""
-        word = " ".join(word.split()) if self.one_line else word
-        return f"{self.render_query(fields, after_prefix=False)}{self.gap}{word}"
-
     def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
         """Fill P(x) and leave the answer open: the suffix of a prompt."""
         answer = f"\n{self.answer}" if self.answer else ""
@@ -170,8 +165,11 @@ class PromptFormat:
         for example in exemplars:
             label = example.label or ""
             word = self.words[label] if self.words else label
-            texts.append(template.render_exemplar(example.fields, word))
             reply = f"{template.answer}{template.gap}{word}".strip()
+            if template.one_line:
+                word = " ".join(word.split())
+            text = template.render_query(example.fields, after_prefix=False)
+            texts.append(f"{text}{template.gap}{word}")
             turns.append((template.render(example.fields), reply))
         if texts:
             prefix = template.instruction + template.separator.join(texts)

@@ -182,32 +182,25 @@ _LEAST_SHARED = 32  # fewer tokens are not worth a call of their own
 _LEAST_SHARE = 1 / 4  # of a prompt: less does not pay for batches that are cut smaller
 
 
-@dataclass(frozen=True)
-class PrefixGroup:
-    """Prompts (by row) that begin with the same `shared` tokens; each has at least one more."""
-
-    rows: list[int]
-    shared: tuple[int, ...] = ()
-
-
-def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[PrefixGroup]:
+def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], list[int]]]:
     """Group prompts, none empty, that begin with the same 32 tokens or more.
 
-    The last group is of prompts that share nothing, or too little to pay for a call of its own.
+    Returns the shared tokens of each group, and its prompts' rows; each has at least one token
+    more. The last group shares nothing, or too little to pay for a call of its own.
     """
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
         alike.setdefault(tuple(prompt[:_LEAST_SHARED]), []).append(row)
-    groups = list[PrefixGroup]()
+    groups = list[tuple[tuple[int, ...], list[int]]]()
     alone = list[int]()
     for rows in alike.values():
         texts = [list(prompts[row]) for row in rows]
         shared = share_tokens(texts)
         if len(rows) > 1 and len(shared) >= max(_LEAST_SHARED, _LEAST_SHARE * max(map(len, texts))):
-            groups.append(PrefixGroup(rows, tuple(shared)))
+            groups.append((tuple(shared), rows))
         else:
             alone += rows
-    return [*groups, PrefixGroup(sorted(alone))] if alone else groups
+    return [*groups, ((), sorted(alone))] if alone else groups
 
 
 def share_tokens(texts: Sequence[list[int]]) -> list[int]:

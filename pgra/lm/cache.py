@@ -72,6 +72,23 @@ class AnswersCache:
             logger.warning("%s: %d answers are damaged, and asked again", self.path, num_damaged)
         return answers
 
+    def find_or_ask(
+        self,
+        lines: Sequence[tuple[str, ...]],
+        ask: Callable[[Mapping[str, Completion], list[int]], Mapping[str, Completion]],
+        advance: Advance,
+    ) -> list[list[Completion]]:
+        """Return the answers of lines of keys; equal lines are asked once.
+
+        `ask` gets what is there, and the rows of lines that lack an answer; it returns theirs.
+        """
+        rows = {line: row for row, line in enumerate(lines)}
+        answers = self.find(list(chain.from_iterable(rows)))
+        new = [row for line, row in rows.items() if not answers.keys() >= {*line}]
+        advance(len(rows) - len(new))
+        answers |= ask(answers, new)
+        return [[answers[key] for key in line] for line in lines]
+
     def keep(self, answers: Mapping[str, Completion], *, model: str) -> None:
         """Write answers by key, all or none, durably; `model` is for people who read the file.
 
@@ -171,29 +188,28 @@ class CachedLM(LanguageModel):
         def make_key(prompt: str, question: Mapping[str, Json]) -> str:
             return digest({"base_url": "local:", "body": {"lm": lm, "prompt": prompt, **question}})
 
-        keys = {
-            prompt: [make_key(prompt, question) for question in questions] for prompt in prompts
-        }
-        answers = self._answers.find(list(chain.from_iterable(keys.values())))
-        new = [prompt for prompt, line in keys.items() if not answers.keys() >= {*line}]
-        logger.debug("the LM is asked %d prompts of %d, not answered before", len(new), len(keys))
-        advance(len(keys) - len(new))
-        self._context.barrier()  # all have looked: they share the same prompts out
-        share = self._context.worker.share(new)
-        for start in range(0, len(share), PORTION):
-            batch = share[start : start + PORTION]
-            batch_keys = chain.from_iterable(keys[prompt] for prompt in batch)
-            batch_answers = chain.from_iterable(ask(batch, advance))
-            written = dict(zip(batch_keys, batch_answers, strict=True))
-            self._answers.keep(written, model=str(lm.get("model", "")))
-            answers |= written
-        self._context.barrier()
-        if len(share) < len(new):
-            advance(len(new) - len(share))
-            new_keys = list(chain.from_iterable(keys[prompt] for prompt in new))
-            answers |= self._answers.find(new_keys)
-            if not answers.keys() >= {*new_keys}:
-                raise ArtifactError(
-                    f"{self._answers.path} lacks others' answers: share one --artifacts_dir"
-                )
-        return [[answers[key] for key in keys[prompt]] for prompt in prompts]
+        def ask_new(_: Mapping[str, Completion], rows: list[int]) -> dict[str, Completion]:
+            logger.debug("the LM is asked %d prompts, not answered before", len(rows))
+            self._context.barrier()  # all have looked: they share the same prompts out
+            answers = dict[str, Completion]()
+            share = self._context.worker.share(rows)
+            for start in range(0, len(share), PORTION):
+                batch = share[start : start + PORTION]
+                batch_keys = chain.from_iterable(lines[row] for row in batch)
+                replies = chain.from_iterable(ask([prompts[row] for row in batch], advance))
+                written = dict(zip(batch_keys, replies, strict=True))
+                self._answers.keep(written, model=str(lm.get("model", "")))
+                answers |= written
+            self._context.barrier()
+            if len(share) < len(rows):
+                advance(len(rows) - len(share))
+                new_keys = list(chain.from_iterable(lines[row] for row in rows))
+                answers |= self._answers.find(new_keys)
+                if not answers.keys() >= {*new_keys}:
+                    raise ArtifactError(
+                        f"{self._answers.path} lacks others' answers: share one --artifacts_dir"
+                    )
+            return answers
+
+        lines = [tuple(make_key(prompt, question) for question in questions) for prompt in prompts]
+        return self._answers.find_or_ask(lines, ask_new, advance)

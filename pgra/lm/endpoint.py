@@ -246,26 +246,25 @@ class EndpointLM(LanguageModel):
         self, questions: Sequence[Sequence[_Question]], advance: Advance
     ) -> list[list[Completion]]:
         """Ask what is not on disk, equal prompts once; after a failure no other call starts."""
-        lines = {tuple(question.key for question in line): line for line in questions}
-        answers = self.answers.find(list(chain.from_iterable(lines)))
-        new = [line for keys, line in lines.items() if not answers.keys() >= {*keys}]
-        advance(len(lines) - len(new))
 
-        def ask(line: Sequence[_Question]) -> dict[str, Completion]:
-            return {q.key: self._answer(q) for q in line if q.key not in answers}
+        def ask_new(known: Mapping[str, Completion], rows: list[int]) -> dict[str, Completion]:
+            def ask(row: int) -> dict[str, Completion]:
+                return {q.key: self._answer(q) for q in questions[row] if q.key not in known}
 
-        parallel = self._args.max_parallel_calls
-        try:
-            replies = call_all(ask, new, parallel=parallel, done=lambda _: advance(1))
-        except ModelError as error:
-            raise ModelError(
-                f"{error}. What was answered is in {self.answers.path}: the same command "
-                "continues from there"
-            ) from None
-        new_answers = dict(chain.from_iterable(reply.items() for reply in replies))
-        self._count(list(new_answers.values()))
-        answers |= new_answers
-        return [[answers[question.key] for question in line] for line in questions]
+            parallel = self._args.max_parallel_calls
+            try:
+                replies = call_all(ask, rows, parallel=parallel, done=lambda _: advance(1))
+            except ModelError as error:
+                raise ModelError(
+                    f"{error}. What was answered is in {self.answers.path}: the same command "
+                    "continues from there"
+                ) from None
+            answers = dict(chain.from_iterable(reply.items() for reply in replies))
+            self._count(list(answers.values()))
+            return answers
+
+        lines = [tuple(question.key for question in line) for line in questions]
+        return self.answers.find_or_ask(lines, ask_new, advance)
 
     def _count(self, answers: Sequence[Completion]) -> None:
         """Count tokens, and warn of empty answers."""

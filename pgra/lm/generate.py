@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pgra.errors import ModelError
 from pgra.lm import batching, kernels
-from pgra.lm.batching import PrefixGroup, send
+from pgra.lm.batching import send
 from pgra.lm.load import batch_budget
 from pgra.lm.transformers_lm import TransformersLM, head_logits
 
@@ -206,31 +206,31 @@ class PromptReader:
         Raises:
             ModelError: If one prompt alone does not fit the memory.
         """
-        for group in batching.group_by_prefix(prompts):
-            yield from self._read_group(prompts, group)
+        for shared, rows in batching.group_by_prefix(prompts):
+            yield from self._read_group(prompts, rows, shared)
 
     def _read_group(
-        self, prompts: Sequence[Tokens], group: PrefixGroup
+        self, prompts: Sequence[Tokens], rows: Sequence[int], shared: tuple[int, ...]
     ) -> Iterator[tuple[list[int], KVCache]]:
-        skip = len(group.shared)
-        if skip and group.shared != self._shared[0]:
+        skip = len(shared)
+        if skip and shared != self._shared[0]:
             self._shared = ((), None)  # gone before the next is read
-            self._shared = (group.shared, self.read_batch([group.shared]))
+            self._shared = (shared, self.read_batch([shared]))
         start = self._shared[1] if skip else None
-        lengths = np.array([len(prompts[row]) - skip for row in group.rows])
+        lengths = np.array([len(prompts[row]) - skip for row in rows])
         most = max(1, self.room // (skip + int(lengths.max()) + _HEADROOM))
 
-        def size(rows: Sequence[int]) -> int:
-            return len(rows) * max(len(prompts[row]) - skip for row in rows)
+        def size(batch: Sequence[int]) -> int:
+            return len(batch) * max(len(prompts[row]) - skip for row in batch)
 
-        def run(rows: Sequence[int]) -> tuple[list[int], KVCache]:
-            return list(rows), self.read_batch([prompts[row] for row in rows], start=start)
+        def run(batch: Sequence[int]) -> tuple[list[int], KVCache]:
+            return list(batch), self.read_batch([prompts[row] for row in batch], start=start)
 
         batches = batching.group_by_length(lengths, self._cost)
         for batch in sorted(batches, key=lambda batch: -lengths[batch].max()):
-            rows = [group.rows[index] for index in reversed(batch)]
-            for first in range(0, len(rows), most):
-                yield from self._back_off.run(rows[first : first + most], size, run)
+            longest_first = [rows[index] for index in reversed(batch)]
+            for first in range(0, len(batch), most):
+                yield from self._back_off.run(longest_first[first : first + most], size, run)
 
     def read_joined(
         self, prompts: Sequence[Tokens], num_new: int

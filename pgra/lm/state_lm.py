@@ -99,7 +99,11 @@ class StateLM(LanguageModel):
 
     def not_finite(self, where: str, what: str = "state") -> ModelError:
         """Return the error for NaN or infinite numbers; `where` is such as "for a prompt"."""
-        return ModelError(f"'{self.source.name}' gives no finite {what} {where}")
+        larger = {torch.float16: "bfloat16", torch.bfloat16: "float32"}.get(self.dtype)
+        way_out = f"use --lm_dtype {larger}" if larger else "its weights are damaged"
+        return ModelError(
+            f"'{self.source.name}' gives no finite {what} in {self.dtype} {where}: {way_out}"
+        )
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that would open an LM like this one."""

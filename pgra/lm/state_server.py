@@ -45,21 +45,18 @@ class StateServer(EngineLM):
         self.parallel = args.max_parallel_calls
         self.about = {}
         self._client = Client(args.lm, args.server, _TIMEOUT)
-        tokenizer, window = self._inspect()
-        super().__init__(args, device=device, tokenizer=tokenizer, window=window)
+        self.look()
+        super().__init__(args, device=device, tokenizer=self._named, window=self._longest)
         ours = self.tokenize([_PROBE])[0]
         theirs = self._ask_tokens(_PROBE)
         if theirs not in (None, ours, [*self.lead_ids, *ours]):
             raise ModelError(
-                f"'{args.lm_tokenizer or tokenizer}' is not {args.lm}'s --lm_tokenizer ('{_PROBE}' "
-                f"is {ours} here, {theirs} there): give its own"
+                f"'{args.lm_tokenizer or self._named}' is not {args.lm}'s --lm_tokenizer "
+                f"('{_PROBE}' is {ours} here, {theirs} there): give its own"
             )
 
     def look(self) -> None:
-        """Ask again which LM it has; ModelError if it is another one."""
-        self._inspect()
-
-    def _inspect(self) -> tuple[str | None, int | None]:
+        """Ask which LM it has; ModelError if it is another one than before."""
         served = self._client.first_model("/v1/models")
         self._model = served["id"]
         engine = str(served.get("owned_by"))
@@ -78,8 +75,8 @@ class StateServer(EngineLM):
                 "start that one again, and the same command continues"
             )
         self.about = about
-        tokenizer = served.get("tokenizer_path") or served.get("root")
-        return tokenizer, min(lengths, default=None)
+        self._named = served.get("tokenizer_path") or served.get("root")
+        self._longest = min(lengths, default=None)
 
     def _ask_tokens(self, text: str) -> list[int] | None:
         """Return the server's token ids of a text; None where it does not say."""

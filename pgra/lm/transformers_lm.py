@@ -127,14 +127,6 @@ class TransformersLM(StateLM):
                 "mode): load it so (and call its eval()), or give its name"
             )
 
-    def not_finite(self, where: str, what: str = "state") -> ModelError:
-        """Return the error for NaN or infinite numbers; `where` is such as "for a prompt"."""
-        larger = {torch.float16: "bfloat16", torch.bfloat16: "float32"}.get(self.dtype)
-        way_out = f"use --lm_dtype {larger}" if larger else "its weights are damaged"
-        return ModelError(
-            f"'{self.source.name}' gives no finite {what} in {self.dtype} {where}: {way_out}"
-        )
-
     def release(self) -> None:
         """Free the weights until they are needed again; a given loaded model stays its owner's."""
         for name in ("model", "whole", "head", "reader"):

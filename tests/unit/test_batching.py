@@ -81,7 +81,7 @@ GROUPED = {
 def test_prompts_that_begin_alike_are_grouped(name):
     prompts, groups = GROUPED[name]
     found = group_by_prefix(prompts)
-    assert [(len(group.shared), group.rows) for group in found] == groups
+    assert [(len(shared), rows) for shared, rows in found] == groups
 
 
 @few
@@ -89,8 +89,7 @@ def test_prompts_that_begin_alike_are_grouped(name):
 def test_each_prompt_is_in_one_group_and_begins_like_the_others_in_it(prompts):
     with patch("pgra.lm.batching._LEAST_SHARED", 2):
         groups = group_by_prefix(prompts)
-    assert sorted(row for group in groups for row in group.rows) == list(range(len(prompts)))
-    for group in groups:
-        size = len(group.shared)
-        assert {tuple(prompts[row][:size]) for row in group.rows} == {group.shared}
-        assert all(len(prompts[row]) > size for row in group.rows)
+    assert sorted(row for _, rows in groups for row in rows) == list(range(len(prompts)))
+    for shared, rows in groups:
+        assert {tuple(prompts[row][: len(shared)]) for row in rows} == {shared}
+        assert all(len(prompts[row]) > len(shared) for row in rows)

@@ -131,7 +131,7 @@ def test_vectors_too_large_for_float16_are_refused(small):
             "token_embeddings": features["token_embeddings"] * 1e6,
         }
     )
-    with pytest.raises(ModelError, match="text 0 .* exceeds float16 .*normalize"):
+    with pytest.raises(ModelError, match="text 0 .* exceeds float16.*normalize"):
         Index(small.request(), encoder)
 
 
