@@ -17,7 +17,7 @@ from pgra.lm.names import REMOTE
 from pgra.types import Json
 
 KEY = "OPENAI_API_KEY"
-DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered here
+_DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered here
 _MOST_RETRIES = 6  # after 429, 5xx, a time-out or a lost connection
 _NO_KEY = "none"  # the client wants one; servers of one's own want none
 _SHOWN_CHARS = 120  # of what a server answered
@@ -48,7 +48,16 @@ def call_all(
     return [future.result() for future in futures]
 
 
-class Declined(ModelError):
+class Refused(ModelError):
+    """A server answered with an error, which has a `code` and names a parameter, or None."""
+
+    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Declined(Refused):
     """An endpoint does not support what it was asked."""
 
 
@@ -56,11 +65,14 @@ class Client:
     """Asks one address.
 
     Attributes:
-        name: The LM, as the user wrote it.
+        name: The LM, for messages.
+        advice: What to look at where something fails.
         openai: OpenAI's client.
     """
 
-    def __init__(self, lm: str, base_url: str | None, timeout: float) -> None:
+    def __init__(
+        self, lm: str, base_url: str | None, timeout: float, advice: str = "see --lm"
+    ) -> None:
         """Open a client of an address; None is OPENAI_BASE_URL, or OpenAI's.
 
         Raises:
@@ -70,6 +82,7 @@ class Client:
         import openai
 
         self.name = lm
+        self.advice = advice
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         key = _read_key(lm, base_url)
         http = openai.DefaultHttpxClient(
@@ -90,6 +103,7 @@ class Client:
 
         Raises:
             Declined: If that is not offered.
+            Refused: If the server answers with another error.
             ModelError: If there is no reply.
         """
         import openai
@@ -99,14 +113,16 @@ class Client:
                 return self.openai.get(path, cast_to=object)
             return self.openai.post(path, cast_to=object, body=body)
         except openai.APIStatusError as error:
-            kind = Declined if error.status_code in DECLINED else ModelError
-            reason = self.excerpt(error.body)
-            raise kind(f"{self.name} answered {error.status_code} to {path} '{reason}'") from None
+            status = error.status_code
+            kind = Declined if status in _DECLINED else Refused
+            advice = "try again later" if status == 429 or status >= 500 else self.advice
+            message = f"{self.name} answered {status} to {path} '{self.excerpt(error.body)}'"
+            raise kind(f"{message}: {advice}", error.code, error.param) from None
         except (openai.OpenAIError, ValueError) as error:
             reason = self.excerpt(error.__cause__ or error)
             raise ModelError(
-                f"{self.name} cannot be reached, or did not answer {path} whole ({reason}): see "
-                "--lm. What was read is kept: the same command continues"
+                f"{self.name} cannot be reached, or did not answer {path} whole ({reason}): "
+                f"{self.advice}. What was read is kept: the same command continues"
             ) from None
 
     def first_model(self, path: str) -> dict[str, Any]:
@@ -122,7 +138,9 @@ class Client:
             yield
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             reason = self.excerpt(f"{type(error).__name__}: {error}")
-            raise ModelError(f"{self.name} did not answer with {what} ({reason})") from None
+            raise ModelError(
+                f"{self.name} did not answer with {what} ({reason}): {self.advice}"
+            ) from None
 
     def excerpt(self, text: object) -> str:
         """Shorten what a server answered to one line without the key."""

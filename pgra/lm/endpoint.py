@@ -29,7 +29,7 @@ from pgra.lm.base import (
     LanguageModel,
 )
 from pgra.lm.cache import AnswersCache
-from pgra.lm.client import DECLINED, KEY, Client, Declined, call_all
+from pgra.lm.client import KEY, Client, Declined, Refused, call_all
 from pgra.lm.names import REMOTE
 from pgra.types import Json
 
@@ -44,7 +44,7 @@ _INSTRUCTION = (
     "Continue the text below. Write only what comes next, in the manner of its examples.\n\n"
 )
 _TRIAL = ("Q: red\nA: warm\n\nQ: blue\nA:", " cold")  # a prompt and a word, to see what is offered
-_USUAL_END = "it usually ends in /v1"
+_ADVICE = f"see --base_url (it usually ends in /v1), --lm, --endpoint, --lm_window, {KEY}"
 _FILTERS = ("content_filter", "content_policy_violation", "refusal", "safety", "sensitive")
 # How models that reason first mark it: DeepSeek R1, Qwen3 and most others; Magistral; gpt-oss.
 _OPENED = re.compile(r"<(?:think|thinking|reasoning)>|\[THINK\]|<\|channel\|>analysis<\|message\|>")
@@ -91,9 +91,9 @@ class EndpointLM(LanguageModel):
         self.window = (args.lm_window or _WINDOW) - 1  # less the token that scoring has written
         self._args = args
         base_url = f"{args.server}/v1" if args.server else args.base_url
-        self._client = Client(args.lm, base_url, _TIMEOUT)
+        self._client = Client(args.lm, base_url, _TIMEOUT, _ADVICE)
         self._base_url = str(self._client.openai.base_url).rstrip("/")
-        self.name = f"{args.lm} at {self._base_url}"
+        self.name = self._client.name = f"{args.lm} at {self._base_url}"
         self._counter_identity, self._counter = _open_counter(args.lm_tokenizer)
         self._spent: Counter[str] = Counter()
         self._unknown: set[str] = set()  # parameters that this model does not take
@@ -294,46 +294,27 @@ class EndpointLM(LanguageModel):
         return answer
 
     def _call(self, question: _Question) -> Completion:
-        import openai
-
         is_chat = "messages" in question.body
-        client = self._client.openai
-        api = client.chat.completions if is_chat else client.completions
         body = {name: value for name, value in question.body.items() if name not in self._unknown}
         if "max_tokens" not in body:
             body["max_completion_tokens"] = question.body["max_tokens"]
         try:
-            return self._read(api.create(**body), question)
-        except openai.APIStatusError as error:
+            reply = self._client.ask("/chat/completions" if is_chat else "/completions", body)
+        except Refused as error:
             if error.code in _FILTERS:
                 return Completion("", 0, 0)
-            status = error.status_code
             if is_chat and error.param in {"max_tokens", "temperature"} & {*body}:
                 self._unknown.add(str(error.param))  # OpenAI's models that reason refuse both
                 return self._call(question)
-            advice = f"see --base_url ({_USUAL_END}), --lm, --endpoint, --lm_window, {KEY}"
-            if status == 429 or status >= 500:
-                advice = "try again later"
-            kind = Declined if status in DECLINED else ModelError
-            reason = self._client.excerpt(error.body)
-            raise kind(f"{self.name} answered {status} '{reason}': {advice}") from None
-        except openai.OpenAIError as error:
-            raise ModelError(
-                f"{self.name} cannot be reached, or did not answer in {_TIMEOUT:g} s "
-                f"({self._client.excerpt(error.__cause__ or error)})"
-            ) from None
-        except (AttributeError, TypeError, ValueError) as error:
-            what = "a chat completion" if is_chat else "a completion"
-            raise ModelError(
-                f"{self.name} did not answer with {what} ({self._client.excerpt(error)}): see "
-                f"--base_url ({_USUAL_END})"
-            ) from None
+            raise
+        with self._client.reading("a chat completion" if is_chat else "a completion"):
+            return self._read(reply, question)
 
-    def _read(self, reply: Any, question: _Question) -> Completion:
+    def _read(self, reply: Mapping[str, Any], question: _Question) -> Completion:
         """Return what is stored of a reply; an answer that is filtered or refused has no text."""
-        num_prompt_tokens = reply.usage.prompt_tokens if reply.usage else None
-        num_new_tokens = reply.usage.completion_tokens if reply.usage else None
-        choice = next(iter(reply.choices), None)
+        usage = reply.get("usage") or {}
+        num_new_tokens = usage.get("completion_tokens")
+        choice: Mapping[str, Any] = next(iter(reply["choices"]), {})
         chance = None
         text = ""
         if question.word is not None:
@@ -343,13 +324,14 @@ class EndpointLM(LanguageModel):
                     f"{self.name} gives '{question.word}' no log-probability after an echoed "
                     "prompt: use --decide_by generation"
                 )
-        elif choice is not None and str(choice.finish_reason).casefold() not in _FILTERS:
-            text = choice.text if "prompt" in question.body else choice.message.content
-            if "messages" in question.body and choice.message.refusal:
-                text = ""
-            # A server may cut a character in two.
-            text = without_reasoning((text or "").encode(errors="replace").decode())
-        return Completion(text if text.strip() else "", num_prompt_tokens, num_new_tokens, chance)
+        elif str(choice.get("finish_reason")).casefold() not in _FILTERS:
+            message = choice.get("message") or {}
+            if not message.get("refusal"):
+                written = choice.get("text") or message.get("content") or ""
+                # A server may cut a character in two.
+                text = without_reasoning(written.encode(errors="replace").decode())
+        text = text if text.strip() else ""
+        return Completion(text, usage.get("prompt_tokens"), num_new_tokens, chance)
 
 
 def _is_empty(answer: Completion) -> bool:
@@ -383,17 +365,19 @@ def without_reasoning(text: str) -> str:
     return _OPENED.split(text)[0]
 
 
-def word_chance(choice: Any, prompt: str, word: str, num_written: int | None) -> float | None:
+def word_chance(
+    choice: Mapping[str, Any], prompt: str, word: str, num_written: int | None
+) -> float | None:
     """Return the log-probability of all tokens of a word after a prompt; None if it is not given.
 
     `choice` echoes prompt and word, with `num_written` tokens more (None: one). The word is
     searched from the end: servers differ in what opens a prompt, and in how they spell tokens.
     """
-    scored = choice.logprobs
-    if not scored or not choice.text.startswith(prompt + word):
+    scored = choice.get("logprobs")
+    if not scored or not choice["text"].startswith(prompt + word):
         return None
-    tokens = scored.tokens or ()
-    chances = scored.token_logprobs or ()
+    tokens = scored.get("tokens") or ()
+    chances = scored.get("token_logprobs") or ()
     end = len(tokens) - (1 if num_written is None else num_written)
     start = _find_start(tokens, word, end)
     if start is None or len(tokens) != len(chances):

@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import ssl
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,9 +219,9 @@ CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
     ],
 )
 def test_only_the_words_tokens_count_however_a_server_spells_them(tokens, chances, word, expected):
-    scored = SimpleNamespace(tokens=tokens, token_logprobs=chances)
+    scored = {"tokens": tokens, "token_logprobs": chances}
     prompt = "It was great fun".removesuffix(word)
-    choice = SimpleNamespace(text="It was great fun.", logprobs=scored)
+    choice = {"text": "It was great fun.", "logprobs": scored}
     assert word_chance(choice, prompt, word, 1) == expected
 
 
