@@ -69,7 +69,7 @@ def as_state_lm(
         if (tokenizer, layer, device, dtype) != (None, "last", "auto", "auto"):
             raise ConfigError("the LM is open already: give layer, device and dtype to it")
         return lm
-    if isinstance(lm, str) and (tokenizer is None or isinstance(tokenizer, str)):
+    if isinstance(lm, str):
         args = StateArguments(lm=lm, lm_layer=layer, lm_tokenizer=tokenizer, lm_dtype=dtype)
         return open_state_lm(args, device=device)
     from pgra.lm.causal_lm import CausalLM

@@ -98,7 +98,7 @@ class CausalLM(TransformersLM):
             ConfigError: If a prompt is empty, or does not fit the window with what is written.
             ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
         """
-        ids = self._tokenize_inputs(prompts)
+        ids = self.tokenize_inputs(prompts)
         self._check_prompts(prompts, ids, max_new_tokens)
         self.reader.check()
         written: list[list[int]] = [[] for _ in ids]

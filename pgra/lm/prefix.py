@@ -275,7 +275,7 @@ class PromptedEncoder:
 
     @cached_property
     def _prefix_ids(self) -> list[int]:
-        return self.lm.with_lead(self.lm.tokenize([self.prompt.prefix])[0])
+        return self.lm.tokenize_inputs([self.prompt.prefix])[0]
 
     @cached_property
     def _splits_cleanly(self) -> bool:
@@ -300,8 +300,9 @@ class PromptedEncoder:
         return [self._prefix_ids + ids for ids in suffixes]
 
     def _tokenize_whole(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
-        texts = [self.prompt.prefix + self.prompt.suffix(values) for values in fields]
-        return [self.lm.with_lead(ids) for ids in self.lm.tokenize(texts)]
+        return self.lm.tokenize_inputs(
+            [self.prompt.prefix + self.prompt.suffix(values) for values in fields]
+        )
 
     def _check_room(self) -> None:
         empty = len(self._tokenize(self._passages([""]))[0])

@@ -28,7 +28,7 @@ class StateLM(LanguageModel):
 
     It is opened as `Class(args, device=...)`, with the `LMArguments` of the command. A class of
     yours needs `tokenizer`, `window`, `fingerprint` and `states`; `scores` where words are scored,
-    and `complete` where text is written.
+    and `complete` where text is written. A constructor of yours calls `super().__init__(args)`.
 
     Attributes:
         tokenizer: As transformers has them: called with texts, it returns their `input_ids`.
@@ -134,12 +134,13 @@ class StateLM(LanguageModel):
         has_lead = list(ids[: len(self.lead_ids)]) == self.lead_ids
         return list(ids) if has_lead else [*self.lead_ids, *ids]
 
-    def _tokenize_inputs(self, texts: Sequence[str]) -> list[list[int]]:
+    def tokenize_inputs(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each text's token ids after those that open every input."""
         return [self.with_lead(ids) for ids in self.tokenize(texts)]
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of texts, (B,), including those that open every input."""
-        return [len(ids) for ids in self._tokenize_inputs(texts)]
+        return [len(ids) for ids in self.tokenize_inputs(texts)]
 
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
@@ -166,7 +167,7 @@ class StateLM(LanguageModel):
 
     def _split_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Return the token ids of a prompt and of each word."""
-        ids, *joint = self._tokenize_inputs([prompt, *(prompt + word for word in words)])
+        ids, *joint = self.tokenize_inputs([prompt, *(prompt + word for word in words)])
         for word, both in zip(words, joint, strict=True):
             if both[: len(ids)] != ids or len(both) == len(ids):
                 raise ModelError(
