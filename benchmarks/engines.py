@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import torch
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 from rerank import EXEMPLAR_SEED, Reading, find_texts
@@ -59,11 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     queries = read_reviews(exemplar_seed=EXEMPLAR_SEED, max_train_samples=200)[0].test
     fields = [example.fields for example in queries[: args.num_queries]]
     fields += [reading.prompt.template.passage_fields(text) for text in reading.texts]
-    lm_args = StateArguments(lm=args.lm, lm_dtype="float32")
-    ours, rate = read(lm_args, reading, fields, args.device)
-    encoder = PromptedEncoder.open(lm_args, reading.prompt, args.device)
-    alone = [encoder.lm.states_of([ids]) for ids in encoder.tokenize(fields[:COMPARED]).ids]
-    truth = torch.cat(alone).float().cpu()
+    own = StateArguments(lm=args.lm, lm_dtype="float32")
+    ours, rate = read(own, reading, fields, args.device)
+    encoder = PromptedEncoder.open(own, reading.prompt, args.device)
+    alone = [encoder.lm.states([ids]) for ids in encoder.tokenize(fields[:COMPARED]).ids]
+    truth = torch.from_numpy(np.concatenate(alone))
     encoder.release()
     results = {"cascade": (ours, rate)}
     servers = {"llama.cpp": llama_words} if args.lm == TOKENIZER else {}

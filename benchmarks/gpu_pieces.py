@@ -202,8 +202,9 @@ def measure_rerank(bench: Bench) -> None:
     before = bench.product_rate(lm.dtype)
     fields = [bench.prompt.template.passage_fields(text) for text in texts]
     whole = [len(ids) for ids in encoder.tokenize(fields).ids]
-    shared = 0 if encoder.way == "none" else len(encoder.shared_ids)
-    bench.note(f"way: {encoder.way}")
+    encoder.encode(texts[:1])  # finds how the prefix is shared
+    shared = 0 if lm.way == "none" else len(encoder.shared_ids)
+    bench.note(f"way: {lm.way}")
     rates = {}
     ways: dict[str, tuple[Callable[[int], object], int, int, float]] = {
         "pgra": (

@@ -7,7 +7,7 @@ All ways write answers to the same real queries with the same LM and weights, in
 turn, greedily, up to the end of the line or so many tokens.
 
     loop     transformers' `generate`, one prompt after the other, with `stop_strings`
-    pgra     `pgra.lm.generate.LocalLM.complete`
+    pgra     `pgra.lm.causal_lm.CausalLM.complete`
 
 Two kinds of prompts: `nearest` has each query's own exemplars (BM25, nearest first: KATE), so that
 no prompt shares anything with another; `shared` has one random draw before all queries.
@@ -44,7 +44,7 @@ from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import GenerationTask, Task
 from pgra.lm.base import DTYPES
-from pgra.lm.generate import LocalLM
+from pgra.lm.causal_lm import CausalLM
 from pgra.retrieval import open_retriever
 from pgra.retrieval.base import RetrieverArguments
 from pgra.types import Example
@@ -95,7 +95,7 @@ class Way:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table for both kinds of prompts."""
     args = parse(argv)
-    completer = LocalLM(args.lm, dtype=args.dtype, device=args.device)
+    completer = CausalLM(args.lm, dtype=args.dtype, device=args.device)
     data = read_data(args)
     peak_rate = matrix_rate(completer.device, completer.dtype)
     figures = {"matrix_tflops": peak_rate / 1e12}
@@ -176,7 +176,7 @@ def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
 
 def measure_prompts(
     prompts: Sequence[str],
-    completer: LocalLM,
+    completer: CausalLM,
     data: Data,
     peak_rate: float,
     args: argparse.Namespace,
@@ -199,14 +199,14 @@ def measure_prompts(
     return figures_of(ways, completer, prompts, peak_rate)
 
 
-def write(completer: LocalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
+def write(completer: CausalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
     """Write as pgra does."""
     completions = completer.complete(prompts, max_new_tokens=max_new_tokens, stop=STOP)
     return [completion.text for completion in completions]
 
 
 @torch.inference_mode()
-def generate(completer: LocalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
+def generate(completer: CausalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
     """Write as a loop over stock calls does."""
     lm = completer
     answers = []
@@ -230,7 +230,7 @@ def generate(completer: LocalLM, prompts: Sequence[str], max_new_tokens: int) ->
 
 
 def figures_of(
-    ways: dict[str, Way], completer: LocalLM, prompts: Sequence[str], peak_rate: float
+    ways: dict[str, Way], completer: CausalLM, prompts: Sequence[str], peak_rate: float
 ) -> dict[str, float]:
     """Give rates and ratios."""
     lengths = completer.count_tokens(prompts)

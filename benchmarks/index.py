@@ -86,7 +86,7 @@ def compare_encoders(args: argparse.Namespace, folder: Path) -> Figures:
 
     corpus = open_corpus(CorpusArguments(corpus=args.corpus, max_passages=args.num_texts), folder)
     texts = corpus.texts(range(len(corpus)))
-    ours = Encoder.load(args.encoder, max_encoder_tokens=128, device=args.device)
+    ours = Encoder(args.encoder, max_encoder_tokens=128, device=args.device)
     dtype = str(ours.fingerprint["dtype"])
     device = str(ours.device)
     other = SentenceTransformer(find_model(args.encoder).path, device=device)

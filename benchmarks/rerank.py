@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -146,7 +146,7 @@ def find_texts(corpus_name: str, num_texts: int) -> Reading:
 def measure_lm(name: str, reading: Reading, args: argparse.Namespace) -> dict[str, float]:
     """Time all ways with one LM, and show the figures."""
     lm = open_lm(name, dtype=args.dtype, device=args.device)
-    encoder = PromptedEncoder(lm, reading.prompt, sharing="cascade")
+    encoder = PromptedEncoder(lm, reading.prompt)
     peak_rate = matrix_rate(lm.device, lm.dtype)
     shard = 4096 if lm.device.type == "cuda" else 512
     ways = make_ways(lm, reading, encoder, shard)
@@ -214,18 +214,28 @@ def make_ways(
     head = prefix_tokens(lm, reading.prompt)
     ways = {"released": Way(reading.texts, partial(read_whole, encoder))}
     for title in ("expanded", "cascade"):
-        way = encoder if title == encoder.sharing else replace(encoder, sharing=title)
-        way.encode(reading.texts[:8])  # the prefix, the self-check and the first kernels
-        ways[title] = Way(reading.texts, partial(read_shared, way, shard), num_shared)
+        read = partial(read_by, title, lm, encoder, shard)
+        read(reading.texts[:8])  # the prefix and the first kernels
+        ways[title] = Way(reading.texts, read, num_shared)
     ways["floor"] = Way(reading.texts, partial(read_bare, encoder, shard, head))
     return ways
 
 
 def read_whole(encoder: PromptedEncoder, texts: Sequence[str]) -> None:
     """Read whole prompts in batches of 4, in the order given."""
+    lm = encoder.lm
+    assert isinstance(lm, CausalLM)
     for start in range(0, len(texts), RELEASED_BATCH):
         prompts = _prompts(encoder, texts[start : start + RELEASED_BATCH])
-        encoder.lm.states_of(prompts).cpu()
+        lm.states_of(prompts).cpu()
+
+
+def read_by(
+    way: str, lm: CausalLM, encoder: PromptedEncoder, shard: int, texts: Sequence[str]
+) -> None:
+    """Read as `read_shared`, sharing the prefix in one way."""
+    lm.way = way
+    read_shared(encoder, shard, texts)
 
 
 def read_shared(encoder: PromptedEncoder, shard: int, texts: Sequence[str]) -> None:
@@ -245,11 +255,12 @@ def read_bare(encoder: PromptedEncoder, shard: int, skip: int, texts: Sequence[s
     States are fetched once a shard, as theirs are: on a GPU each fetch waits for all before it.
     """
     lm = encoder.lm
+    assert isinstance(lm, CausalLM)
     for start in range(0, len(texts), shard):
-        suffixes = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
-        budget = batch_budget(encoder.batch_tokens, lm.device)
-        batches = token_budget_batches([len(ids) for ids in suffixes], budget)
-        torch.cat([lm.states_of([suffixes[i] for i in batch]) for batch in batches]).cpu()
+        own = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
+        budget = batch_budget(lm.args.lm_batch_tokens, lm.device)
+        batches = token_budget_batches([len(ids) for ids in own], budget)
+        torch.cat([lm.states_of([own[i] for i in batch]) for batch in batches]).cpu()
 
 
 def _prompts(encoder: PromptedEncoder, texts: Sequence[str]) -> list[list[int]]:

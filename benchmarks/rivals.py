@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tables: dict[str, dict[str, Values]] = {}
     if "decide" in args.parts:
         lm = pgra.CausalLM(args.lm, device=args.device)
-        ways = deciders(lm, pgra.Encoder.load(ENCODER, device=args.device))
+        ways = deciders(lm, pgra.Encoder(ENCODER, device=args.device))
         tables["tickets"] = decide_tickets(ways, repeats=1 if args.quick else 10)
         tables["reviews"] = decide_reviews(
             ways,

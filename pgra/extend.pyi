@@ -2,6 +2,7 @@
 
 from pgra.config import Arguments, arg
 from pgra.exemplars.selection import Selector
+from pgra.lm.state_lm import StateLM
 from pgra.methods.base import Method
 from pgra.report.results import Decisions
 from pgra.rerank.base import BaseReranker, RerankRequest
@@ -25,5 +26,6 @@ __all__ = [
     "Sample",
     "Selector",
     "Similarity",
+    "StateLM",
     "arg",
 ]

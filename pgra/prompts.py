@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -77,11 +77,6 @@ class PromptTemplate:
         values = {name: value.strip() for name, value in fields.items()}
         return _BREAKS.sub("\n", self.body.format_map(values)).strip("\n")
 
-    def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
-        """Fill P(x) and add its answer."""
-        word = " ".join(word.split()) if self.one_line else word
-        return f"{self.render_query(fields, after_prefix=False)}{self.gap}{word}"
-
     def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
         """Fill P(x) and leave the answer open: the suffix of a prompt."""
         answer = f"\n{self.answer}" if self.answer else ""
@@ -106,22 +101,20 @@ class FewShotPrompt:
     turns: tuple[tuple[str, str], ...] = ()
     after: str = ""
 
-    def as_chat(self, how: str, write: Callable[[list[dict[str, str]]], str]) -> "FewShotPrompt":
+    def as_chat(self, style: str, write: Callable[[list[dict[str, str]]], str]) -> "FewShotPrompt":
         """Write it as one message ("auto"), or a turn an exemplar ("turns"); see `Chat`.
 
         The LM's turn begins with the template's answer.
         """
-        texts = [self.template.separator.join([self.prefix, _QUERY])]
-        replies = list[str]()
-        if (how == "turns" and self.turns) or not self.prefix:
-            texts = [text for text, _ in self.turns]
-            replies = [reply for _, reply in self.turns]
-            texts.append(_QUERY)
-            texts[0] = (self.template.instruction if replies else "") + texts[0]
         messages = list[dict[str, str]]()
-        for text, reply in zip_longest(texts, replies):
-            messages.append({"role": "user", "content": text})
-            messages += [] if reply is None else [{"role": "assistant", "content": reply}]
+        text = self.template.separator.join([self.prefix, _QUERY]) if self.prefix else _QUERY
+        if style == "turns" and self.turns:
+            for question, reply in self.turns:
+                messages.append({"role": "user", "content": question})
+                messages.append({"role": "assistant", "content": reply})
+            messages[0]["content"] = self.template.instruction + messages[0]["content"]
+            text = _QUERY
+        messages.append({"role": "user", "content": text})
         before, _, after = write(messages).rpartition(_QUERY)
         return replace(self, prefix=before, after=after + self.template.answer)
 
@@ -134,13 +127,13 @@ class FewShotPrompt:
     @property
     def fingerprint(self) -> dict[str, Json]:
         """What a state depends on, besides the LM."""
-        return {
+        fields: dict[str, Json] = {
             "prefix": self.prefix,
             "template": self.template.body,
             "answer": self.template.answer,
             "inputs": list(self.template.inputs),
-            **({"after": self.after} if self.after else {}),
         }
+        return {**fields, "after": self.after} if self.after else fields
 
 
 @dataclass(frozen=True)
@@ -158,22 +151,31 @@ class PromptFormat:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that a prompt depends on, besides exemplars and query."""
-        shown = self.prompt(()).fingerprint | ({"chat": self.chat[0]} if self.chat else {})
-        return {**shown, "instruction": self.template.instruction, "words": dict(self.words)}
+        fields = self.prompt(()).fingerprint
+        if self.chat:
+            fields["chat"] = self.chat[0]
+        return {**fields, "instruction": self.template.instruction, "words": dict(self.words)}
 
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
         """Write the prefix of labelled examples, in their order; "" for none."""
-        written = self._write(exemplars) if exemplars else FewShotPrompt(self.template)
-        return written.as_chat(*self.chat) if self.chat else written
-
-    def _write(self, exemplars: Sequence[Example]) -> FewShotPrompt:
-        words = [self.words[e.label or ""] if self.words else e.label or "" for e in exemplars]
-        pairs = list(zip(exemplars, words, strict=True))
-        shown = [self.template.render_exemplar(example.fields, word) for example, word in pairs]
-        prefix = self.template.instruction + self.template.separator.join(shown)
-        form = self.template
-        turns = [(form.render(e.fields), f"{form.answer}{form.gap}{w}".strip()) for e, w in pairs]
-        return FewShotPrompt(form, prefix, tuple(e.id for e in exemplars), tuple(turns))
+        template = self.template
+        prefix = ""
+        texts = []
+        turns = []
+        for example in exemplars:
+            label = example.label or ""
+            word = self.words[label] if self.words else label
+            reply = f"{template.answer}{template.gap}{word}".strip()
+            if template.one_line:
+                word = " ".join(word.split())
+            text = template.render_query(example.fields, after_prefix=False)
+            texts.append(f"{text}{template.gap}{word}")
+            turns.append((template.render(example.fields), reply))
+        if texts:
+            prefix = template.instruction + template.separator.join(texts)
+        ids = tuple(example.id for example in exemplars)
+        prompt = FewShotPrompt(template, prefix, ids, tuple(turns))
+        return prompt.as_chat(*self.chat) if self.chat else prompt
 
     def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:
         """Write a query after exemplars, in their order."""
@@ -270,32 +272,30 @@ def fit_prompts(
         """Count the tokens of each query's longest prompt; equal texts are counted once."""
         pairs = zip(queries.tolist(), counts.tolist(), strict=True)
         prompts = [write(query, number) for query, number in pairs]
-        distinct = list(dict.fromkeys(text for texts in prompts for text in texts))
+        distinct = list(dict.fromkeys(chain.from_iterable(prompts)))
         tokens = dict(zip(distinct, count_tokens(distinct), strict=True))
         return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)
 
     room = window - num_new_tokens
     most = np.array(wanted, dtype=np.int64)
-    lengths = count(np.arange(len(most)), most)
-    over = lengths > room
-    low = np.where(over, 0, most)
-    high = np.where(over, most - 1, most)
-    if over.any():
-        (bare,) = np.nonzero(over)
-        lengths[bare] = count(bare, np.zeros_like(bare))
-        (long,) = np.nonzero(lengths > room)
-        if len(long):
-            raise DataError(
-                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, of "
-                f"{window}, {num_new_tokens} of them its answer: leave it out, or use another LM"
-            )
+    low = np.full_like(most, -1)  # fits
+    high = most.copy()  # what is longer does not
+    lengths = np.zeros_like(most)
+    tried = most
     while (low < high).any():
         (open_,) = np.nonzero(low < high)
-        middle = (low[open_] + high[open_] + 1) // 2
-        tokens = count(open_, middle)
+        numbers = tried[open_]
+        tokens = count(open_, numbers)
         fits = tokens <= room
-        low[open_[fits]], lengths[open_[fits]] = middle[fits], tokens[fits]
-        high[open_[~fits]] = middle[~fits] - 1
+        lengths[open_] = np.where(fits | (numbers == 0), tokens, lengths[open_])
+        low[open_[fits]] = numbers[fits]
+        high[open_[~fits]] = numbers[~fits] - 1
+        tried = (low + high + 1) // 2
+    if len(long := np.flatnonzero(low < 0)):
+        raise DataError(
+            f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, of "
+            f"{window}, {num_new_tokens} of them its answer: leave it out, or use another LM"
+        )
     if len(most) and most.min() > 0 and low.max() == 0:
         raise ConfigError(
             f"the LM reads {window} tokens, and no query has room for one {unit}: use none of them"
@@ -353,12 +353,12 @@ class Verbalizer:
 
         Case, surplus spaces and surrounding punctuation do not count (`pgra.data.text.word_key`).
         """
-        said = word_key(text)
-        if said in self._labels or any(map(str.isalnum, said)):
-            return self._labels.get(said)
+        key = word_key(text)
+        if key in self._labels or any(map(str.isalnum, key)):
+            return self._labels.get(key)
         # Marks alone: "-." says "-", if that is a word.
-        found = [label for word, label in self._labels.items() if word in said]
-        return found[0] if len(found) == 1 else None
+        labels = [label for word, label in self._labels.items() if word in key]
+        return labels[0] if len(labels) == 1 else None
 
     @cached_property
     def _labels(self) -> Mapping[str, str]:
@@ -378,18 +378,16 @@ class Verbalizer:
         """
         choose("decode", decode, DECODES)
         slots = [SLOT, SLOT_END] if self.has_slot else []
-        pieces = [
-            tuple(tokenizer(text, add_special_tokens=False).input_ids)
-            for text in (*slots, *self.words.values())
-        ]
-        for text, ids in zip((*slots, *self.words.values()), pieces, strict=True):
+        tokens = {}
+        for text in (*slots, *self.words.values()):
+            ids = tokens[text] = tuple(tokenizer(text, add_special_tokens=False).input_ids)
             if not ids or tokenizer.unk_token_id in ids or (text in slots and len(ids) > 1):
                 raise ConfigError(
                     f"'{text}' is not in this reader's vocabulary: choose another word in the "
                     "task's verbalizer, or a --reader_template without <extra_id_0>"
                 )
-        words = pieces[len(slots) :]
-        multi = tuple(name for name, ids in zip(self.labels, words, strict=True) if len(ids) > 1)
+        words = [tokens[word] for word in self.words.values()]
+        multi = tuple(label for label, word in self.words.items() if len(tokens[word]) > 1)
         begins = words if decode == "verbalizer" else [ids[:1] for ids in words]
         if len(set(begins)) < len(words):
             raise ConfigError(

@@ -23,7 +23,9 @@ from pgra.commands.common import about, quiet_libraries, say
 from pgra.commands.memory import FamilyArguments, MemoryArguments, open_conversation
 from pgra.config import Arguments, arg, parse_arguments
 from pgra.errors import ConfigError, DataError, ModelError, PgraError, device_fault
-from pgra.lm.base import REMOTE, CompleterArguments
+from pgra.lm import as_state_lm
+from pgra.lm.base import CompleterArguments
+from pgra.lm.names import find_entry
 from pgra.memory.chat import page
 from pgra.memory.lookup import LookupArguments
 from pgra.memory.memory import Memory
@@ -313,7 +315,7 @@ class RerankerArguments(Arguments):
 
     def open_reranker(self, lm: CompleterArguments, device: str) -> "Reranker | None":
         """Open an LM's reranker; None without an LM that reads here."""
-        if not lm.lm or lm.lm.startswith(REMOTE):
+        if not lm.lm or find_entry(lm.lm).states is None:
             return None
         from pgra.rerank.reranker import Reranker
 
@@ -376,9 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if reranker := args.open_reranker(chat, device):
             endpoints["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)
             if find_reranker(args.reranker).reads_lm:
-                from pgra.lm.causal_lm import open_causal_lm
-
-                lm = open_causal_lm(chat.lm, device=device, dtype=chat.lm_dtype)
+                lm = as_state_lm(chat.lm, device=device, dtype=chat.lm_dtype)
         if args.index_dir:
             from pgra.retrieval.dense import Index
 

@@ -1,10 +1,13 @@
 """Text encoders: a sentence to a vector."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgra.config import Arguments, arg, find_class
 from pgra.lm.base import DTYPES
+
+if TYPE_CHECKING:
+    from pgra.encoders.encoder import Encoder
 
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 
@@ -62,8 +65,22 @@ class PassageEncoderArguments(EncoderArguments):
     )
 
 
-def load_encoder(encoder: Any, **options: Any) -> Any:
-    """Load an encoder as `Encoder.load` does; a ConfigError where torch is not installed."""
+def as_encoder(encoder: Any, *, device: str = "auto", **options: Any) -> "Encoder":
+    """Return an `Encoder`, given as one, as arguments, or as its constructor takes it.
+
+    Options are those of `Encoder`; one that is open already stays as it is.
+
+    Raises:
+        ConfigError: Where torch is not installed, or as `Encoder`.
+        ModelError: As `Encoder`.
+        ValueError: If it is none of these.
+    """
     name = str(getattr(encoder, "encoder", encoder))
-    loader = find_class("encoder", name, {name: "pgra.encoders.encoder:Encoder"})
-    return loader.load(encoder, **options)
+    kind = find_class("encoder", name, {name: "pgra.encoders.encoder:Encoder"})
+    if isinstance(encoder, kind):
+        opened: Encoder = encoder
+    elif isinstance(encoder, PassageEncoderArguments):
+        opened = kind._open(encoder, device)
+    else:
+        opened = kind(encoder, device=device, **options)
+    return opened

@@ -7,7 +7,7 @@ still gives plausible neighbours. So it is named, resolved once and kept in fing
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -83,8 +83,8 @@ def _open_modules(path: str, *, pooling: str, dtype: torch.dtype, trust_remote_c
 
 def _check_model(model: Any, source: ModelSource, pooling: str) -> None:
     """Refuse what would give other vectors in silence, such as random weights."""
-    for place in load.read_parts(source):
-        config = load.read_model_json(source, f"{place}/config.json", dict) or {}
+    for folder in load.read_parts(source):
+        config = load.read_model_json(source, f"{folder}/config.json", dict) or {}
         activation = str(config.get("activation_function", "torch."))
         if not activation.startswith("torch."):  # the library would take another in its place
             raise ModelError(f"'{source.name}' has the activation '{activation}': its own code")
@@ -94,8 +94,13 @@ def _check_model(model: Any, source: ModelSource, pooling: str) -> None:
     if pooling == "pooler" and getattr(inner, "pooler", None) is None:
         raise ModelError(f"'{source.name}' has no pooler: use --pooling cls or mean")
     unused = () if pooling == "pooler" else ("pooler",)
-    how = {"config": inner.config, "device_map": "meta"}  # only the names of its weights are read
-    load.load_pretrained(type(inner).from_pretrained, source, unused=unused, **how)
+    load.load_pretrained(
+        type(inner).from_pretrained,
+        source,
+        unused=unused,
+        config=inner.config,
+        device_map="meta",  # only the names of its weights are read
+    )
     load.check_tokens(model.tokenizer, inner.config, source.name)
 
 
@@ -122,8 +127,8 @@ def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bar
     window = _count_positions(model[0].model)
     if asked is not None and asked > (window or asked):
         raise ConfigError(f"max_encoder_tokens is {asked}: '{source.name}' reads at most {window}")
-    own = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
-    length = asked or min(own or _NO_LENGTH, window or _NO_LENGTH)
+    usual = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
+    length = asked or min(usual or _NO_LENGTH, window or _NO_LENGTH)
     return int(length) if length < _NO_LENGTH else DEFAULT_MAX_TOKENS
 
 
@@ -162,61 +167,18 @@ class Encoder:
         busy: Held by the thread that encodes.
     """
 
-    def __init__(self, args: PassageEncoderArguments, device: str = "auto") -> None:
-        """Load what the arguments name; see `Encoder.load`."""
-        self.args, self.device = args, load.choose_device(device)
-        self.busy = Turn()
-        source = load.fetch_parts(load.find_model(args.encoder))
-        dtype = load.choose_dtype(args.encoder_dtype, self.device)
-        pooling = args.pooling
-        is_bare = not load.read_parts(source)
-        if pooling == "auto":
-            pooling = plain_pooling(source.name) if is_bare else OWN
-        whole = replace(source, subfolder="")
-        model = load.load_by(_open_modules, whole, "encoder", pooling=pooling, dtype=dtype)
-        _check_model(model, source, pooling)
-        model[0].register_forward_hook(_widen)
-        for part in list(model)[1:]:
-            part.float()
-        self.model = model.to(self.device).eval()
-        is_unit = type(model[-1]).__name__ == "Normalize" and model.truncate_dim is None
-        self.width: int = model.get_embedding_dimension()
-        self.pad_token_id: int = getattr(model.config, "pad_token_id", None) or 0
-        self.inputs = source.inputs
-        self.copied: TemporaryFolder | None = None
-        self.fingerprint: dict[str, Json] = {
-            "encoder": source.identity,
-            "pooling": pooling,
-            "normalize": args.normalize or is_unit,
-            "dtype": load.dtype_name(dtype),
-        }
-        if hasattr(model[0], "model"):  # else its parts keep their own lengths
-            length = _choose_length(model, args.max_encoder_tokens, source, is_bare=is_bare)
-            model.max_seq_length = self.fingerprint["max_tokens"] = length
-        self._prompts = dict(model.prompts)
-        asked = {"query": args.query_prompt, "document": args.passage_prompt}
-        self._prompts |= {name: text for name, text in asked.items() if text is not None}
-        self.query_prompt: str = self._prompts["query"]
-        if prompt := self._prompts["document"]:
-            self.fingerprint["passage_prompt"] = prompt
-        advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
-        times = 1 if self.device.type == "cpu" else _GPU_TIMES
-        self._back_off = BackOff(times * args.encoder_batch_tokens, advice)
-
-    @classmethod
-    def load(
-        cls, encoder: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
-    ) -> Self:
+    def __init__(
+        self, encoder: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
+    ) -> None:
         """Load an encoder.
 
         Args:
-            encoder: Hub id, folder or bundled:NAME; or arguments that name one; or a loaded model,
-                of transformers or a `SentenceTransformer`, which is saved to a folder and read from
-                it; an `Encoder` is returned as it is. Options override a sentence-transformers
-                model's own pooling, lengths and prompts; a pooling drops its other parts.
+            encoder: Hub id, folder or bundled:NAME; or a loaded model, of transformers or a
+                `SentenceTransformer`, which is saved to a folder and read from it. Options override
+                a sentence-transformers model's own pooling, lengths and prompts; a pooling drops
+                its other parts.
             tokenizer: That of a loaded model of transformers.
-            device: Where it runs; with "auto" a loaded model's copy runs where that does. An
-                `Encoder` stays where it is.
+            device: Where it runs; with "auto" a loaded model's copy runs where that does.
             **options: Fields of `PassageEncoderArguments`, such as `pooling="cls"`.
 
         Raises:
@@ -225,24 +187,67 @@ class Encoder:
             ValueError: If `encoder` is none of these, or a loaded model has no tokenizer.
             TypeError: If an option is unknown.
         """
-        if isinstance(encoder, cls):
-            return encoder
-        if isinstance(encoder, PassageEncoderArguments):
-            return cls(encoder, device)
-        copied = None
+        self.copied: TemporaryFolder | None = None
         if not isinstance(encoder, str | Path):
-            copied = load.save_loaded(encoder, tokenizer, "an encoder")
+            self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
             device = str(encoder.device) if device == "auto" else device
-            encoder = copied.path
-        opened = cls(PassageEncoderArguments(encoder=str(encoder), **options), device)
-        opened.copied = copied
-        return opened
+            encoder = self.copied.path
+        args = PassageEncoderArguments(encoder=str(encoder), **options)
+        self.args = args
+        self.device = load.choose_device(device)
+        self.busy = Turn()
+        source = load.fetch_parts(load.find_model(args.encoder))
+        dtype = load.choose_dtype(args.encoder_dtype, self.device)
+        is_bare = not load.read_parts(source)
+        pooling = args.pooling
+        if pooling == "auto":
+            pooling = plain_pooling(source.name) if is_bare else OWN
+        whole = replace(source, subfolder="")
+        model = load.load_by(_open_modules, whole, "encoder", pooling=pooling, dtype=dtype)
+        _check_model(model, source, pooling)
+        model[0].register_forward_hook(_widen)
+        for module in list(model)[1:]:
+            module.float()
+        self.model = model.to(self.device).eval()
+        is_unit = type(model[-1]).__name__ == "Normalize" and model.truncate_dim is None
+        self.width: int = model.get_embedding_dimension()
+        self.pad_token_id: int = getattr(model.config, "pad_token_id", None) or 0
+        self.inputs = source.inputs
+        self.fingerprint: dict[str, Json] = {
+            "encoder": source.identity,
+            "pooling": pooling,
+            "normalize": args.normalize or is_unit,
+            "dtype": load.dtype_name(dtype),
+        }
+        if hasattr(model[0], "model"):  # else its parts keep their own lengths
+            length = _choose_length(model, args.max_encoder_tokens, source, is_bare=is_bare)
+            model.max_seq_length = length
+            self.fingerprint["max_tokens"] = length
+        self._prompts = dict(model.prompts)
+        if args.query_prompt is not None:
+            self._prompts["query"] = args.query_prompt
+        if args.passage_prompt is not None:
+            self._prompts["document"] = args.passage_prompt
+        self.query_prompt: str = self._prompts["query"]
+        if prompt := self._prompts["document"]:
+            self.fingerprint["passage_prompt"] = prompt
+        advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
+        times = 1 if self.device.type == "cpu" else _GPU_TIMES
+        self._back_off = BackOff(times * args.encoder_batch_tokens, advice)
+
+    @classmethod
+    def _open(cls, args: PassageEncoderArguments, device: str) -> Self:
+        options = {
+            field.name: getattr(args, field.name) for field in fields(PassageEncoderArguments)
+        }
+        return cls(options.pop("encoder"), device=device, **options)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
         """All that determines the vectors of queries and passages, besides their texts."""
-        own: dict[str, Json] = {"query_prompt": self.query_prompt} if self.query_prompt else {}
-        return {**self.fingerprint, **own}
+        if not self.query_prompt:
+            return self.fingerprint
+        return {**self.fingerprint, "query_prompt": self.query_prompt}
 
     def encode(
         self, texts: Iterable[str], *, is_query: bool = False, advance: Advance = int
@@ -291,20 +296,20 @@ class Encoder:
         chunks = []
         task = "query" if is_query else "document"
         for start in range(0, len(texts), _CHUNK):
-            part = list(texts[start : start + _CHUNK])
+            chunk = list(texts[start : start + _CHUNK])
             features = self.model.preprocess(
-                part, prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
+                chunk, prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
             )
             encodings = getattr(features, "encodings", None) or ()
             num_cut = sum(bool(line.overflowing) for line in encodings)
             features = dict(features)
             ids: Any = features.pop("input_ids")
-            batches: list[Sequence[int]] = [range(len(part))]
+            batches: list[Sequence[int]] = [range(len(chunk))]
             if isinstance(ids, list):  # else of static embeddings, which need no padding
                 ids = [array("i", line) for line in ids]  # four bytes a token: shards wait
                 lengths = [len(line) for line in ids]
                 batches = [*token_budget_batches(lengths, self._back_off.budget)]
-            chunks.append(TokenChunk(part, first + start, ids, features, batches, num_cut))
+            chunks.append(TokenChunk(chunk, first + start, ids, features, batches, num_cut))
         return chunks
 
     def begin(
@@ -324,9 +329,10 @@ class Encoder:
             dtype = np.float16 if in_half else np.float32
             whole = np.empty((num_texts, self.width), dtype)
             done = 0
-            for chunk, (vectors, peaks) in zip(chunks, waits, strict=True):
-                _check_peaks(peaks().numpy(), chunk, in_half=in_half)
-                whole[done + chunk.order] = vectors().numpy()
+            for chunk, wait in zip(chunks, waits, strict=True):
+                vectors = wait().numpy()
+                _check_finite(vectors, chunk)
+                whole[done + chunk.order] = vectors
                 done += len(chunk.texts)
             return whole
 
@@ -335,24 +341,22 @@ class Encoder:
     @torch.inference_mode()
     def _launch(
         self, chunk: TokenChunk, *, in_half: bool, advance: Advance
-    ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """Encode a chunk; return functions for its vectors, longest text first, and its peaks."""
+    ) -> Callable[[], Tensor]:
+        """Encode a chunk; return a function that waits for its vectors, longest text first."""
         n = len(chunk.texts)
         done = 0
         dtype = torch.float16 if in_half else torch.float32
         vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
-        peaks = torch.empty(n, device=self.device)
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * len(chunk.ids[rows[0]]) if isinstance(chunk.ids, list) else 0
 
         for rows in chunk.batches:
-            found = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))  # (B, D)
-            vectors[done : done + len(rows)] = found
-            peaks[done : done + len(rows)] = found.abs().amax(dim=1)
+            batch = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))  # (B, D)
+            vectors[done : done + len(rows)] = batch
             done += len(rows)
             advance(len(rows))
-        return begin_fetch(vectors), begin_fetch(peaks)
+        return begin_fetch(vectors)
 
     def embed(self, chunk: TokenChunk, rows: Sequence[int]) -> Tensor:
         """Return the vectors (B, D) of a chunk's rows, a batch of it."""
@@ -370,12 +374,11 @@ class Encoder:
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
 
 
-def _check_peaks(peaks: npt.NDArray[np.float32], chunk: TokenChunk, *, in_half: bool) -> None:
-    """Refuse vectors by the largest magnitude in each."""
-    is_bad = ~(peaks <= np.finfo(np.float16 if in_half else np.float32).max)  # NaN too
+def _check_finite(vectors: npt.NDArray[Any], chunk: TokenChunk) -> None:
+    is_bad = ~np.isfinite(vectors).all(axis=1)
     if is_bad.any():
-        row, peak = min(zip(chunk.order[is_bad].tolist(), peaks[is_bad].tolist(), strict=True))
+        row = int(chunk.order[is_bad].min())
         raise ModelError(
-            f"the vector of text {chunk.first + row} is not finite, or exceeds float16 ({peak:g}): "
+            f"the vector of text {chunk.first + row} is not finite, or exceeds float16: "
             f"{chunk.texts[row][:80]!r}. Use --encoder_dtype float32, or normalize"
         )

@@ -24,7 +24,7 @@ import numpy as np
 from pgra.arrays import Counts, Rows, Scores, Vectors
 from pgra.artifacts import digest
 from pgra.data.text import text_key
-from pgra.encoders import EncoderArguments, PassageEncoderArguments, load_encoder
+from pgra.encoders import EncoderArguments, PassageEncoderArguments, as_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
@@ -180,7 +180,7 @@ def open_similarity(
     # Lengths stay: the metric reads them.
     encoder_args = PassageEncoderArguments(normalize=False, **values)
     source = encoder_args if encoder is None else encoder
-    neighbors = Neighbors(partial(load_encoder, source, device=device), examples, root)
+    neighbors = Neighbors(partial(as_encoder, source, device=device), examples, root)
     if args.encoder == BM25:
         return WordSimilarity(neighbors, BM25)
     return VectorSimilarity(neighbors, args.vector_metric)

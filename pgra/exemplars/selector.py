@@ -17,7 +17,7 @@ from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, AnyTask, GenerationTask, LocalSource, Task, load_any_task
-from pgra.encoders import load_encoder
+from pgra.encoders import as_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
@@ -74,7 +74,7 @@ class ExemplarSelector:
             text: Column that is compared, or several.
             label: Column of the answer.
             encoder: Hub id, folder or bundled:NAME; a `pgra.Encoder`, whose vectors are used as
-                they are; another loaded model, as of `pgra.Encoder.load`; or "bm25", by shared
+                they are; another loaded model, as of `pgra.Encoder`; or "bm25", by shared
                 words.
             selection: knn (the nearest), random, balanced, fixed, official, or module:Class.
             metric: Of vectors: cosine, dot or euclidean.
@@ -105,7 +105,7 @@ class ExemplarSelector:
         self._columns = {name: name for name in self._task.inputs}
         loaded = None
         if not isinstance(encoder, str | Path):
-            loaded = load_encoder(encoder, normalize=False, device=device)
+            loaded = as_encoder(encoder, normalize=False, device=device)
             encoder = type(encoder).__name__
         values = {
             "exemplars": selection,

@@ -1,12 +1,15 @@
-"""The contract of a language model, local or remote, and its arguments. Light: no torch."""
+"""The contract of an LM that answers prompts, here or at an endpoint, and arguments of all LMs.
 
+Light: no torch. `pgra.lm.state_lm` has the contract of an LM that gives states.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from pgra.arrays import Scores
 from pgra.config import Arguments, arg
 from pgra.errors import ConfigError, ModelError
+from pgra.lm.names import ENDPOINT, REMOTE, find_entry, is_model
 from pgra.prompts import CHATS
 from pgra.types import Json
 
@@ -23,7 +26,7 @@ class LMArguments(Arguments):
     lm: str = arg(
         "facebook/opt-13b",
         "Causal LM: hub id, folder or bundled:NAME; or in an engine: http://HOST:PORT of a vLLM, "
-        "SGLang or llama.cpp server, or vllm:NAME, in this process.",
+        "SGLang or llama.cpp server, or vllm:NAME, in this process; or module:Class, of your own.",
         is_common=True,
     )
     lm_dtype: str = arg(
@@ -92,20 +95,17 @@ class StateArguments(LMArguments):
     )
     lm_tensor_parallel: int = arg(1, "GPUs that hold vllm:NAME.", least=1, decides=False)
 
-    @property
-    def is_engine(self) -> bool:
-        return self.server is not None or self.lm.startswith(VLLM)
-
     def check(self) -> None:
         """Refuse an engine's arguments for an LM of transformers, and a layer for an engine."""
-        if self.is_engine and self.lm_layer != "last":
+        entry = find_entry(self.lm)
+        if entry.is_engine and self.lm_layer != "last":
             raise ConfigError(f"--lm {self.lm} gives states of the last layer: leave lm_layer out")
-        if not self.is_engine and (self.lm_tokenizer or self.lm_reference):
-            raise ConfigError(f"--lm {self.lm} is no engine: leave lm_tokenizer, lm_reference out")
+        if is_model(self.lm) and (self.lm_tokenizer or self.lm_reference):
+            raise ConfigError(
+                f"--lm {self.lm} is not an engine: leave lm_tokenizer, lm_reference out"
+            )
 
 
-VLLM = "vllm:"
-REMOTE = "openai:"
 AUTO = "auto"
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -135,7 +135,7 @@ class Completion:
         return self.log_probability
 
 
-class LanguageModel(Protocol):
+class LanguageModel(ABC):
     """A frozen LM that scores and writes text after prompts.
 
     Results come in the order of prompts, and none depends on the other prompts of a call. `window`
@@ -145,12 +145,15 @@ class LanguageModel(Protocol):
     window: int
 
     @property
+    @abstractmethod
     def fingerprint(self) -> Mapping[str, Json]:
         """All that its answers depend on, besides the prompt."""
 
+    @abstractmethod
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of texts, (B,), including those that open every input."""
 
+    @abstractmethod
     def score(
         self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
@@ -160,52 +163,15 @@ class LanguageModel(Protocol):
         """
 
     def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
+        self,
+        prompts: Sequence[str],  # noqa: ARG002
+        *,
+        max_new_tokens: int,  # noqa: ARG002
+        stop: str,  # noqa: ARG002
+        advance: Advance = int,  # noqa: ARG002
     ) -> list[Completion]:
         """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
-
-
-class Engine(Protocol):
-    """Returns the states of token ids: a server (`pgra.lm.remote`), or vLLM in this process.
-
-    Attributes:
-        name: As the user wrote it.
-        about: All that its states depend on, as far as it says: engine, version, model, dtype.
-        tokenizer: The name of the LM's own; None where it does not say.
-        window: Most tokens of a prompt; None where it does not say.
-        num_prompts: Prompts of one call.
-        parallel: Calls that are under way at a time.
-    """
-
-    name: str
-    about: Mapping[str, Json]
-    tokenizer: str | None
-    window: int | None
-    num_prompts: int
-    parallel: int
-
-    def states(self, prompts: Sequence[Sequence[int]]) -> Scores:
-        """Return the last layer's state at the last token of each prompt, (n, H) float32.
-
-        Raises:
-            ModelError: If it gives none, or not one for each prompt.
-        """
-
-    def score(self, prompt: Sequence[int], words: Sequence[Sequence[int]]) -> list[float]:  # noqa: ARG002
-        """Return the log-probability of all tokens of each word after a prompt, (n,)."""
-        raise ConfigError(f"--lm {self.name} gives states alone: start a server for scores")
-
-    def tokenize(self, text: str) -> list[int] | None:  # noqa: ARG002
-        """Return its own token ids of a text; None where it does not say."""
-        return None
-
-    def look(self) -> None:
-        """Ask again what it is; ModelError if it is another LM than before."""
-        return
-
-    def release(self) -> None:
-        """Free the weights, where they are in this process."""
-        return
+        raise ConfigError("this LM does not write: use --decide_by score, or another LM")
 
 
 @dataclass(kw_only=True)
@@ -217,8 +183,8 @@ class CompleterArguments(LMArguments):
     lm: str = arg(
         "",
         "Causal LM, which must be named where one is asked: hub id (facebook/opt-13b is of the "
-        "paper's size), folder or bundled:NAME; openai:MODEL, at an endpoint; or http://HOST:PORT "
-        "of a server.",
+        "paper's size), folder or bundled:NAME; openai:MODEL, at an endpoint; http://HOST:PORT of "
+        "a server; or module:Class, of your own.",
         is_common=True,
     )
     lm_window: int | None = arg(
@@ -242,15 +208,15 @@ class CompleterArguments(LMArguments):
 
     def check(self) -> None:
         """Refuse arguments of an endpoint for a local LM."""
-        given = (self.base_url, self.lm_tokenizer, self.endpoint)
-        if given != (None, None, AUTO) and not self.is_remote:
+        options = (self.base_url, self.lm_tokenizer, self.endpoint)
+        if options != (None, None, AUTO) and not self.is_remote:
             raise ConfigError(
                 "base_url, endpoint and lm_tokenizer are for an endpoint, and "
-                f"--lm {self.lm} is none: write --lm {REMOTE}MODEL, or leave them out"
+                f"--lm {self.lm} is not one: write --lm {REMOTE}MODEL, or leave them out"
             )
         if self.base_url and self.server:
             raise ConfigError(f"--lm {self.lm} is an address: leave base_url out")
-        if self.lm.startswith(VLLM):
+        if find_entry(self.lm).answers is None:
             raise ConfigError(
                 f"--lm {self.lm} gives states alone: give a server's http://HOST:PORT"
             )
@@ -258,9 +224,11 @@ class CompleterArguments(LMArguments):
     def check_named(self) -> None:
         if not self.lm:
             raise ConfigError(
-                f"--lm is missing: name a hub id, a folder, bundled:smollm2-135m, or {REMOTE}MODEL"
+                f"--lm is missing: name a hub id, a folder, bundled:smollm2-135m, {REMOTE}MODEL or "
+                "module:Class"
             )
 
     @property
     def is_remote(self) -> bool:
-        return self.lm.startswith(REMOTE) or self.server is not None
+        """Whether it is asked over HTTP."""
+        return find_entry(self.lm).answers == ENDPOINT

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -74,7 +75,7 @@ class BackOff:
             self.budget = max(1, tokens // 2)
             logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
         half = len(batch) // 2
-        return [done for part in (batch[:half], batch[half:]) for done in self.run(part, size, run)]
+        return self.run(batch[:half], size, run) + self.run(batch[half:], size, run)
 
     def no_room(self, tokens: int) -> ModelError:
         return ModelError(f"one text of {tokens} tokens does not fit the memory of {self.advice}")
@@ -85,7 +86,7 @@ def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(text) for text in texts])
     mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
     ids = torch.full(mask.shape, fill)
-    ids[mask] = torch.tensor([token for text in texts for token in text], dtype=torch.long)
+    ids[mask] = torch.tensor(list(chain.from_iterable(texts)), dtype=torch.long)
     return ids, mask
 
 
@@ -177,43 +178,37 @@ def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt
 # Which prompts begin alike: what they share is then read once (`pgra.lm.generate`).
 
 
-LEAST_SHARED = 32  # fewer tokens are not worth a call of their own
-_LEAST_PART = 4  # of a prompt: less than a quarter does not pay for batches that are cut smaller
+_LEAST_SHARED = 32  # fewer tokens are not worth a call of their own
+_LEAST_SHARE = 1 / 4  # of a prompt: less does not pay for batches that are cut smaller
 
 
-@dataclass(frozen=True)
-class PrefixGroup:
-    """Prompts (by row) that begin with the same `shared` tokens; each has at least one more."""
+def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Group prompts, none empty, that begin with the same 32 tokens or more.
 
-    rows: list[int]
-    shared: tuple[int, ...] = ()
-
-
-def group_by_prefix(
-    prompts: Sequence[Sequence[int]], *, least: int = LEAST_SHARED
-) -> list[PrefixGroup]:
-    """Group prompts, none empty, that begin with the same `least` tokens or more.
-
-    The last group is of prompts that share nothing, or too little to pay for a call of its own.
+    Returns the shared tokens of each group, and its prompts' rows; each has at least one token
+    more. The last group shares nothing, or too little to pay for a call of its own.
     """
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
-        alike.setdefault(tuple(prompt[:least]), []).append(row)
-    groups = list[PrefixGroup]()
+        alike.setdefault(tuple(prompt[:_LEAST_SHARED]), []).append(row)
+    groups = list[tuple[tuple[int, ...], list[int]]]()
     alone = list[int]()
     for rows in alike.values():
-        own = [list(prompts[row]) for row in rows]
-        shortest = min(map(len, own))
-        longest = max(map(len, own))
-        shared = min(count_joint(min(own), max(own)), shortest - 1)  # sorted, these differ first
-        if len(rows) > 1 and shared >= max(least, longest / _LEAST_PART):
-            groups.append(PrefixGroup(rows, tuple(own[0][:shared])))
+        texts = [list(prompts[row]) for row in rows]
+        shared = share_tokens(texts)
+        if len(rows) > 1 and len(shared) >= max(_LEAST_SHARED, _LEAST_SHARE * max(map(len, texts))):
+            groups.append((tuple(shared), rows))
         else:
             alone += rows
-    return [*groups, PrefixGroup(sorted(alone))] if alone else groups
+    return [*groups, ((), sorted(alone))] if alone else groups
 
 
-def count_joint(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the tokens of the common beginning of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def share_tokens(texts: Sequence[list[int]]) -> list[int]:
+    """Return the tokens that all texts begin with, so that each has at least one more."""
+    first = min(texts)
+    last = max(texts)  # of all texts, these two differ first
+    most = min(map(len, texts)) - 1
+    count = 0
+    while count < most and first[count] == last[count]:
+        count += 1
+    return first[:count]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import xxhash
@@ -63,10 +64,30 @@ class AnswersCache:
         query = f"SELECT digest, answer FROM answers WHERE digest IN ({wanted})"
         with self._open() as db:
             rows = dict(db.execute(query, [json.dumps(list(keys))]))
-        found = {key: _unseal(key, kept) for key, kept in rows.items()}
-        if num_damaged := sum(answer is None for answer in found.values()):
+        answers = {}
+        for key, sealed in rows.items():
+            if answer := _unseal(key, sealed):
+                answers[key] = answer
+        if num_damaged := len(rows) - len(answers):
             logger.warning("%s: %d answers are damaged, and asked again", self.path, num_damaged)
-        return {key: answer for key, answer in found.items() if answer is not None}
+        return answers
+
+    def find_or_ask(
+        self,
+        lines: Sequence[tuple[str, ...]],
+        ask: Callable[[Mapping[str, Completion], list[int]], Mapping[str, Completion]],
+        advance: Advance,
+    ) -> list[list[Completion]]:
+        """Return the answers of lines of keys; equal lines are asked once.
+
+        `ask` gets what is there, and the rows of lines that lack an answer; it returns theirs.
+        """
+        rows = {line: row for row, line in enumerate(lines)}
+        answers = self.find(list(chain.from_iterable(rows)))
+        new = [row for line, row in rows.items() if not answers.keys() >= {*line}]
+        advance(len(rows) - len(new))
+        answers |= ask(answers, new)
+        return [[answers[key] for key in line] for line in lines]
 
     def keep(self, answers: Mapping[str, Completion], *, model: str) -> None:
         """Write answers by key, all or none, durably; `model` is for people who read the file.
@@ -90,29 +111,33 @@ class AnswersCache:
             yield db
 
 
-def _unseal(key: str, kept: object) -> Completion | None:
+def _unseal(key: str, sealed: object) -> Completion | None:
     """Return an answer, or None if it is damaged."""
     try:
-        text = str(kept)[_CHECKSUM_CHARS:]
-        return Completion(**json.loads(text)) if _seal(key, text) == kept else None
+        text = str(sealed)[_CHECKSUM_CHARS:]
+        return Completion(**json.loads(text)) if _seal(key, text) == sealed else None
     except (ValueError, TypeError):  # not JSON, or not an answer's
         return None
 
 
-class CachedLM:
-    """A local LM that reuses its answers on disk; `pgra.lm.remote` keeps an endpoint's itself."""
+class CachedLM(LanguageModel):
+    """An LM that reuses its answers on disk; `pgra.lm.endpoint` stores an endpoint's itself."""
 
     def __init__(
-        self, inner: LanguageModel, answers: AnswersCache, context: Context = ALONE
+        self,
+        inner: LanguageModel,
+        answers: AnswersCache,
+        context: Context = ALONE,
+        *,
+        window: int | None = None,
     ) -> None:
-        """Wrap an LM.
+        """Wrap an LM, whose window may be made shorter.
 
         The context's processes get the same prompts in the same order, each with its own LM; each
         answers its share and reads the others' answers from the file.
         """
         self.inner = inner
-        self.window = inner.window
-        self.count_tokens = inner.count_tokens
+        self.window = min(window or inner.window, inner.window)
         self._answers = answers
         self._context = context
 
@@ -120,14 +145,20 @@ class CachedLM:
     def fingerprint(self) -> Mapping[str, Json]:
         return self.inner.fingerprint
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, (B,)."""
+        return self.inner.count_tokens(texts)
+
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
         """Continue each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance) -> list[list[Completion]]:
-            done = self.inner.complete(part, max_new_tokens=max_new_tokens, stop=stop, advance=tell)
-            return [[completion] for completion in done]
+        def ask(batch: Sequence[str], advance: Advance) -> list[list[Completion]]:
+            completions = self.inner.complete(
+                batch, max_new_tokens=max_new_tokens, stop=stop, advance=advance
+            )
+            return [[completion] for completion in completions]
 
         question: dict[str, Json] = {"max_new_tokens": max_new_tokens, "stop": stop}
         return [answer for (answer,) in self._find_or_ask(prompts, [question], ask, advance)]
@@ -137,12 +168,12 @@ class CachedLM:
     ) -> list[list[float]]:
         """Return the log-probability of each word after each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance) -> list[list[Completion]]:
-            lines = self.inner.score(part, words, advance=tell)
+        def ask(batch: Sequence[str], advance: Advance) -> list[list[Completion]]:
+            lines = self.inner.score(batch, words, advance=advance)
             return [[Completion("", log_probability=value) for value in line] for line in lines]
 
-        found = self._find_or_ask(prompts, [{"word": word} for word in words], ask, advance)
-        return [[answer.chance for answer in line] for line in found]
+        lines = self._find_or_ask(prompts, [{"word": word} for word in words], ask, advance)
+        return [[answer.chance for answer in line] for line in lines]
 
     def _find_or_ask(
         self,
@@ -153,34 +184,32 @@ class CachedLM:
     ) -> list[list[Completion]]:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
         lm = dict(self.fingerprint)
-        keys = {
-            prompt: [
-                digest({"base_url": "local:", "body": {"lm": lm, "prompt": prompt, **question}})
-                for question in questions
-            ]
-            for prompt in dict.fromkeys(prompts)
-        }
-        known = self._answers.find([key for line in keys.values() for key in line])
-        new = [prompt for prompt, line in keys.items() if any(key not in known for key in line)]
-        logger.debug("the LM is asked %d prompts of %d, not answered before", len(new), len(keys))
-        advance(len(keys) - len(new))
-        self._context.barrier()  # all have looked: they share the same prompts out
-        mine = self._context.worker.share(new)
-        for start in range(0, len(mine), PORTION):
-            part = mine[start : start + PORTION]
-            answered = [answer for line in ask(part, advance) for answer in line]
-            asked = dict(
-                zip((key for prompt in part for key in keys[prompt]), answered, strict=True)
-            )
-            self._answers.keep(asked, model=str(lm.get("model", "")))
-            known |= asked
-        self._context.barrier()
-        if len(mine) < len(new):
-            advance(len(new) - len(mine))
-            wanted = [key for prompt in new for key in keys[prompt]]
-            known |= self._answers.find(wanted)
-            if not known.keys() >= {*wanted}:
-                raise ArtifactError(
-                    f"{self._answers.path} lacks others' answers: share one --artifacts_dir"
-                )
-        return [[known[key] for key in keys[prompt]] for prompt in prompts]
+
+        def make_key(prompt: str, question: Mapping[str, Json]) -> str:
+            return digest({"base_url": "local:", "body": {"lm": lm, "prompt": prompt, **question}})
+
+        def ask_new(_: Mapping[str, Completion], rows: list[int]) -> dict[str, Completion]:
+            logger.debug("the LM is asked %d prompts, not answered before", len(rows))
+            self._context.barrier()  # all have looked: they share the same prompts out
+            answers = dict[str, Completion]()
+            share = self._context.worker.share(rows)
+            for start in range(0, len(share), PORTION):
+                batch = share[start : start + PORTION]
+                batch_keys = chain.from_iterable(lines[row] for row in batch)
+                replies = chain.from_iterable(ask([prompts[row] for row in batch], advance))
+                written = dict(zip(batch_keys, replies, strict=True))
+                self._answers.keep(written, model=str(lm.get("model", "")))
+                answers |= written
+            self._context.barrier()
+            if len(share) < len(rows):
+                advance(len(rows) - len(share))
+                new_keys = list(chain.from_iterable(lines[row] for row in rows))
+                answers |= self._answers.find(new_keys)
+                if not answers.keys() >= {*new_keys}:
+                    raise ArtifactError(
+                        f"{self._answers.path} lacks others' answers: share one --artifacts_dir"
+                    )
+            return answers
+
+        lines = [tuple(make_key(prompt, question) for question in questions) for prompt in prompts]
+        return self._answers.find_or_ask(lines, ask_new, advance)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.lm import batching, kernels
-from pgra.lm.base import Advance, Completion
-from pgra.lm.batching import PrefixGroup, send
-from pgra.lm.causal_lm import SHOWN, CausalLM, head_logits
+from pgra.lm.batching import send
 from pgra.lm.load import batch_budget
+from pgra.lm.transformers_lm import TransformersLM, head_logits
 
 Tokens = Sequence[int]
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
 _KEPT_SHARE = 0.25  # of what is free on a GPU; they are copied when they are joined
-_TIMES_STATES = 4  # tokens of a batch, times those of a batch of states
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
 
 
@@ -76,19 +75,22 @@ def join(caches: Sequence[KVCache]) -> KVCache:
     if len(caches) == 1 and bool((lengths == lengths.max()).all()):
         return caches[0]
 
-    def lay(number: int, which: int) -> Tensor:
-        rows = [row for cache in caches for row in cache.layers[number][which]]
-        own = [row[:, :n].transpose(0, 1) for row, n in zip(rows, lengths.tolist(), strict=True)]
-        return pad_sequence(own, batch_first=True, padding_side="left").transpose(1, 2)
+    def align(tensors: Sequence[Tensor]) -> Tensor:
+        rows = chain.from_iterable(tensors)
+        texts = [row[:, :n].transpose(0, 1) for row, n in zip(rows, lengths.tolist(), strict=True)]
+        return pad_sequence(texts, batch_first=True, padding_side="left").transpose(1, 2)
 
-    layers = [(lay(number, 0), lay(number, 1)) for number in range(len(caches[0].layers))]
+    layers = []
+    for pairs in zip(*(cache.layers for cache in caches), strict=True):
+        keys, values = zip(*pairs, strict=True)
+        layers.append((align(keys), align(values)))
     return KVCache(layers, lengths, logits)
 
 
 class PromptReader:
     """Reads prompts with a causal LM that has its head, and continues them."""
 
-    def __init__(self, lm: CausalLM, batch_tokens: int = 2048) -> None:
+    def __init__(self, lm: TransformersLM, batch_tokens: int = 2048) -> None:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes more."""
         self.lm = lm
         self._is_checked = False
@@ -152,21 +154,14 @@ class PromptReader:
             "use_cache": True,
         }
         rows = torch.arange(len(ids))[:, None]
-        if self._head is None:
-            columns, places = torch.unique(wanted, return_inverse=True)
+        head = self.lm.head
+        if head is None:
+            columns, indices = torch.unique(wanted, return_inverse=True)
             logits: Tensor = self.lm.whole(**inputs, logits_to_keep=send(columns, device)).logits
-            return logits[send(rows, logits.device), send(places, logits.device)].float()
+            return logits[send(rows, logits.device), send(indices, logits.device)].float()
         hidden = self.lm.model(**inputs).last_hidden_state
         states = hidden[send(rows, hidden.device), send(wanted, hidden.device)]  # (R, W, H)
-        return head_logits(self._head, states)
-
-    @cached_property
-    def _head(self) -> torch.nn.Linear | None:
-        """The head, which reads states in float32; None where the LM does more to its logits."""
-        try:
-            return self.lm.head
-        except ModelError:
-            return None
+        return head_logits(head, states)
 
     def check(self) -> None:
         """Compare batches with prompts read alone, once.
@@ -181,21 +176,19 @@ class PromptReader:
         longer = [*start, *other]
         token = start[-1]
         texts = (start, longer, other)
-        whole = [*texts, *([*ids, token] for ids in texts)]
-        truth = torch.stack([next_logits(self.lm, ids)[-1] for ids in whole])
+        truth = torch.cat([next_logits(self.lm, [*ids, token])[-2:] for ids in texts])
 
         def side_by_side() -> Tensor:
-            begun = self.read_batch([start[:-1]])
-            blocks = [self.read_batch([start, longer], start=begun), self.read_batch([other])]
-            cache = join(blocks)
-            found = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
-            return found.to(truth.device)
+            beginning = self.read_batch([start[:-1]])
+            first = self.read_batch([start, longer], start=beginning)
+            cache = join([first, self.read_batch([other])])
+            logits = torch.stack([cache.logits, self.step(cache, [token] * 3).logits], dim=1)
+            return logits.flatten(0, 1).to(truth.device)
 
         # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
         fault = kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
         if fault is not None:
-            name = self.lm.source.name
-            raise ModelError(f"'{name}' cannot read prompts side by side ({fault})")
+            raise ModelError(f"'{self.lm.source.name}' cannot read prompts side by side ({fault})")
         self._is_checked = True
 
     @cached_property
@@ -204,8 +197,8 @@ class PromptReader:
         most = KEPT_BYTES
         if self.lm.device.type == "cuda":
             most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
-        read = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]])
-        return most // sum(part[0, :, :1].nbytes for layer in read.layers for part in layer)
+        layers = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]]).layers
+        return most // sum(tensor[0, :, :1].nbytes for tensor in chain.from_iterable(layers))
 
     def read(self, prompts: Sequence[Tokens]) -> Iterator[tuple[list[int], KVCache]]:
         """Read prompts with the least padding and calls; yield rows of them and their caches.
@@ -213,31 +206,31 @@ class PromptReader:
         Raises:
             ModelError: If one prompt alone does not fit the memory.
         """
-        for group in batching.group_by_prefix(prompts):
-            yield from self._read_group(prompts, group)
+        for shared, rows in batching.group_by_prefix(prompts):
+            yield from self._read_group(prompts, rows, shared)
 
     def _read_group(
-        self, prompts: Sequence[Tokens], group: PrefixGroup
+        self, prompts: Sequence[Tokens], rows: Sequence[int], shared: tuple[int, ...]
     ) -> Iterator[tuple[list[int], KVCache]]:
-        skip = len(group.shared)
-        if skip and group.shared != self._shared[0]:
+        skip = len(shared)
+        if skip and shared != self._shared[0]:
             self._shared = ((), None)  # gone before the next is read
-            self._shared = (group.shared, self.read_batch([group.shared]))
+            self._shared = (shared, self.read_batch([shared]))
         start = self._shared[1] if skip else None
-        own = np.array([len(prompts[row]) - skip for row in group.rows])
-        most = max(1, self.room // (skip + int(own.max()) + _HEADROOM))
+        lengths = np.array([len(prompts[row]) - skip for row in rows])
+        most = max(1, self.room // (skip + int(lengths.max()) + _HEADROOM))
 
-        def size(rows: Sequence[int]) -> int:
-            return len(rows) * max(len(prompts[row]) - skip for row in rows)
+        def size(batch: Sequence[int]) -> int:
+            return len(batch) * max(len(prompts[row]) - skip for row in batch)
 
-        def run(rows: Sequence[int]) -> tuple[list[int], KVCache]:
-            return list(rows), self.read_batch([prompts[row] for row in rows], start=start)
+        def run(batch: Sequence[int]) -> tuple[list[int], KVCache]:
+            return list(batch), self.read_batch([prompts[row] for row in batch], start=start)
 
-        batches = batching.group_by_length(own, self._cost)
-        for places in sorted(batches, key=lambda places: -own[places].max()):
-            rows = [group.rows[place] for place in reversed(places)]
-            for first in range(0, len(rows), most):
-                yield from self._back_off.run(rows[first : first + most], size, run)
+        batches = batching.group_by_length(lengths, self._cost)
+        for batch in sorted(batches, key=lambda batch: -lengths[batch].max()):
+            longest_first = [rows[index] for index in reversed(batch)]
+            for first in range(0, len(batch), most):
+                yield from self._back_off.run(longest_first[first : first + most], size, run)
 
     def read_joined(
         self, prompts: Sequence[Tokens], num_new: int
@@ -267,7 +260,7 @@ def stock_cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
 
     cache = DynamicCache()
     for number, pair in enumerate(layers):
-        keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
+        keys, values = (tensor.expand(rows, -1, -1, -1) for tensor in pair)
         # Set, where `update` would copy them: they are copied once, when new ones are added.
         cache.update(keys[:, :, :0], values[:, :, :0], number)
         cache.layers[number].keys = keys
@@ -278,160 +271,15 @@ def stock_cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
 def kept_layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
     """Return a stock cache's keys and values; ValueError if they are not of `length` tokens."""
     layers = [(layer.keys, layer.values) for layer in cache.layers]
-    if not layers or any(part.dim() != 4 or part.shape[2] != length for p in layers for part in p):
+    tensors = list(chain.from_iterable(layers))
+    if not tensors or any(t.dim() != 4 or t.shape[2] != length for t in tensors):
         raise ValueError("a layer keeps something else than a key and a value for each token")
     return layers
 
 
 @torch.inference_mode()
-def next_logits(lm: CausalLM, ids: Tokens) -> Tensor:
+def next_logits(lm: TransformersLM, ids: Tokens) -> Tensor:
     """Return the logits after each of a text's tokens, (L, V) float32, without a cache."""
     whole = torch.tensor([list(ids)], device=lm.device)
     logits: Tensor = lm.whole(input_ids=whole, use_cache=False).logits
     return logits[0].float()
-
-
-class LocalLM(CausalLM):
-    """A causal LM with its head, which scores words and writes text: a `LanguageModel`."""
-
-    def __init__(self, lm: Any, tokenizer: Any = None, **how: Any) -> None:
-        super().__init__(lm, tokenizer, with_head=True, **how)
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of texts, (B,), including those that open every input."""
-        return [len(ids) for ids in self._tokenize(texts)]
-
-    def complete(
-        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
-    ) -> list[Completion]:
-        """Continue each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
-
-        This is KATE's LM call (Liu et al. 2022, section 3.3: temperature 0). The result is that of
-        each prompt alone, whatever else is in the batch: in float32 exactly, except where two
-        tokens are equally likely to the last digits; half precision has more such ties. A text may
-        begin with a space, where the tokenizer makes it part of the first word.
-
-        Raises:
-            ConfigError: If a prompt is empty, or does not fit the window with what is written.
-            ModelError: If the LM cannot be loaded, does not fit, or gives NaN or infinity.
-        """
-        ids = self._tokenize(prompts)
-        self._check_prompts(prompts, ids, max_new_tokens)
-        written: list[list[int]] = [[] for _ in ids]
-
-        def is_done(tokens: Tokens) -> bool:
-            is_ended = tokens[-1] in self.ends or stop in self._text(tokens)
-            return is_ended or len(tokens) >= max_new_tokens
-
-        with kernels.packed_for(self.whole, sum(map(len, ids))):
-            for rows, cache in self.reader.read_joined(ids, max_new_tokens):
-                while rows:
-                    for row, token in zip(rows, self._likeliest(cache.logits), strict=True):
-                        written[row].append(token)
-                    left = [at for at, row in enumerate(rows) if not is_done(written[row])]
-                    advance(len(rows) - len(left))
-                    rows = [rows[at] for at in left]
-                    if rows:
-                        newest = [written[row][-1] for row in rows]
-                        cache = self.reader.step(cache.take(left), newest)
-        return [
-            Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
-            for prompt, tokens in zip(ids, written, strict=True)
-        ]
-
-    def _likeliest(self, logits: Tensor) -> list[int]:
-        best, tokens = logits.max(dim=1)
-        found: list[int] = torch.where(torch.isfinite(best), tokens, -1).tolist()
-        if -1 in found:
-            raise self.not_finite("for a prompt", "number")
-        return found
-
-    def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
-    ) -> list[list[float]]:
-        """Return the log-probability of all tokens of each word after each prompt.
-
-        It is not divided by the word's tokens. A prompt is read once for all words; a word of
-        several tokens costs those but its last. Errors are those of `complete`, and a ModelError
-        if the tokenizer joins a word to the prompt before it.
-        """
-        pairs = [self.read_words(prompt, words) for prompt in prompts]
-        ids = [prompt for prompt, _ in pairs]
-        own = [after for _, after in pairs]
-        self._check_prompts(
-            prompts, ids, max((len(word) for line in own for word in line), default=0)
-        )
-        return self.score_ids(ids, own, advance=advance)
-
-    def score_ids(
-        self,
-        prompts: Sequence[Tokens],
-        words: Sequence[Sequence[Tokens]],
-        *,
-        advance: Advance = int,
-    ) -> list[list[float]]:
-        """Return the log-probability of each word after its prompt, both as token ids.
-
-        `words` has a list for each prompt. A ModelError is as of `score`.
-        """
-        self.reader.check()
-        found: list[list[float]] = [[] for _ in prompts]
-        with kernels.packed_for(self.whole, sum(map(len, prompts))):
-            for rows, cache in self.reader.read(prompts):
-                places = [place for place, row in enumerate(rows) for _ in words[row]]
-                own = [word for row in rows for word in words[row]]
-                chances = self._chances(cache, places, own)
-                for place, chance in zip(places, chances, strict=True):
-                    found[rows[place]].append(chance)
-                advance(len(rows))
-        if not all(math.isfinite(value) for values in found for value in values):
-            raise self.not_finite("for a prompt", "number")
-        return found
-
-    def _chances(
-        self, cache: KVCache, places: Sequence[int], words: Sequence[Tokens]
-    ) -> list[float]:
-        """Return the log-probabilities of words, each after the prompt at its place."""
-        firsts = cache.logits.log_softmax(dim=1)[places, [word[0] for word in words]]
-        chances: list[float] = firsts.tolist()
-        longer = [number for number, word in enumerate(words) if len(word) > 1]
-        joined = join([cache]) if longer else cache
-        for start in range(0, len(longer), len(cache)):  # each copies what is kept of a prompt
-            part = longer[start : start + len(cache)]
-            lines = joined.take([places[number] for number in part])
-            logits, _ = self.reader.extend(lines, [words[number][:-1] for number in part])
-            later = logits.log_softmax(dim=2)  # (n, T, V)
-            for line, number in enumerate(part):
-                rest = words[number][1:]
-                chances[number] += sum(later[line, range(len(rest)), rest].tolist())
-        return chances
-
-    def _check_prompts(
-        self, prompts: Sequence[str], ids: Sequence[Tokens], max_new_tokens: int
-    ) -> None:
-        for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
-            if not line:
-                raise ConfigError(f"prompt {number} is empty: there is nothing to continue")
-            if len(line) + max_new_tokens > self.window:
-                raise ConfigError(
-                    f"prompt {number} has {len(line)} tokens ({text[-SHOWN:]!r} at its end), and "
-                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} to come"
-                )
-        self.reader.check()
-
-    def _text(self, tokens: Tokens) -> str:
-        text: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    @cached_property
-    def reader(self) -> PromptReader:
-        return PromptReader(self, _TIMES_STATES * self.how.lm_batch_tokens)
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """The tokens with which the LM ends a text by itself."""
-        given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
-        ends = {*given} if isinstance(given, list) else {given}
-        return frozenset({*ends, self.tokenizer.eos_token_id} - {None})

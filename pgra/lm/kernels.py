@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MethodType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -69,8 +69,8 @@ def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float =
         return f"{type(error).__name__}: {error}".splitlines()[0]
     most = tolerance(dtype) * torch.linalg.vector_norm(whole, dim=1)
     if dtype in _OWN_SHARE and len(whole) > 1:
-        own = torch.linalg.vector_norm(whole - whole.mean(0), dim=1)
-        most = most.minimum((_OWN_SHARE[dtype] * own).clamp(min=_NOISE_TIMES * noise))
+        spread = torch.linalg.vector_norm(whole - whole.mean(0), dim=1)
+        most = most.minimum((_OWN_SHARE[dtype] * spread).clamp(min=_NOISE_TIMES * noise))
     is_same = bool((torch.linalg.vector_norm(off, dim=2) <= most).all())
     return None if is_same else OTHER_VALUES
 
@@ -85,9 +85,9 @@ def _is_trusted(part: nn.Module, kernel: str, fast: Way, stock: Way, at: Tensor)
     """Return whether a part may use a kernel; at its first use on a device it is compared."""
     if not are_allowed():
         return False
-    known = _compared.setdefault(part, {})
+    verdicts = _compared.setdefault(part, {})
     key = (kernel, at.device.type, at.dtype, torch.is_autocast_enabled(at.device.type))
-    if key not in known:
+    if key not in verdicts:
         with torch.no_grad():
             truth = stock()
             dtype = truth.dtype
@@ -95,10 +95,10 @@ def _is_trusted(part: nn.Module, kernel: str, fast: Way, stock: Way, at: Tensor)
                 dtype = torch.bfloat16  # of its precision, or near it
             # As one vector: a part's rows differ far more than the states of whole texts.
             reason = find_fault(lambda: fast().reshape(1, -1), truth.reshape(1, -1), dtype=dtype)
-        known[key] = reason is None
+        verdicts[key] = reason is None
         if reason is not None:
             _warn(kernel, reason)
-    return known[key]
+    return verdicts[key]
 
 
 @cache
@@ -263,12 +263,15 @@ def _attend_flat(
     # With the layers spread over several GPUs, the spans follow them.
     row, before, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
     longest = spans.longest
-    how: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
-    how["enable_gqa"] = q.shape[1] != k.shape[1]
-    far, far_lse = varlen_attn(q, far_k, far_v, row, before, len(q), len(far_k), **how)
-    near, near_lse = varlen_attn(
-        q, k, v, texts, texts, longest, longest, window_size=(-1, 0), **how
+    attend = partial(
+        varlen_attn,
+        q,
+        scale=scaling,
+        return_aux=AuxRequest(lse=True),
+        enable_gqa=q.shape[1] != k.shape[1],
     )
+    far, far_lse = attend(far_k, far_v, row, before, len(q), len(far_k))
+    near, near_lse = attend(k, v, texts, texts, longest, longest, window_size=(-1, 0))
     return _merge(far, far_lse.T, near, near_lse.T)[None]  # (1, T, heads, width)
 
 
@@ -299,7 +302,9 @@ def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> Iterator[Non
     """
     is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     is_useful = is_there and num_tokens >= MANY_TOKENS and not torch.is_autocast_enabled("cpu")
-    layers: list[Any] = [part for part in module.modules() if is_useful and _is_plain(part)]
+    layers: list[Any] = []
+    if is_useful:
+        layers = [layer for layer in module.modules() if _is_plain(layer)]
     if sum(layer.weight.nbytes for layer in layers) > _SHARE * machine_memory():
         layers = []
     kinds = {(layer.weight.shape, layer.bias is None): layer for layer in layers}
@@ -422,7 +427,8 @@ def _attend_projected(
 
 
 def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
-    (N, T, D), (B, S, _) = hidden_states.shape, encoded.shape
+    N, T, D = hidden_states.shape
+    B, S, _ = encoded.shape
     H = self.n_heads
     C = N // B
     queries = self.q(hidden_states.reshape(B, C * T, D)).view(B, C * T, H, -1).transpose(1, 2)
@@ -444,9 +450,9 @@ def fuse_norms(t5: nn.Module) -> None:
     They are the same products in the same order, bit for bit on a CPU, so they are not compared. In
     half precision transformers rounds between the products, and its own way is taken.
     """
-    for part in t5.modules():
-        if type(part).__name__ in ("T5LayerNorm", "MT5LayerNorm"):
-            part.forward = MethodType(_normalize, part)
+    for module in t5.modules():
+        if type(module).__name__ in ("T5LayerNorm", "MT5LayerNorm"):
+            module.forward = MethodType(_normalize, module)
 
 
 def _normalize(self: Any, hidden_states: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from pgra.context import check_device
 from pgra.data.bundled import BUNDLED, bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
+from pgra.lm.names import is_model
 from pgra.progress import quiet_transformers
 from pgra.types import Json
 
@@ -79,7 +80,7 @@ def find_model(name: str) -> ModelSource:
         ModelError: If a bundled name is unknown or its package absent, a folder holds no
             safetensors or only adapters, or the hub has no such model or cannot be reached.
     """
-    if name.startswith(("http://", "https://")):  # a server, which has the model
+    if not is_model(name):  # an engine's, or a user's own class, which have the files
         return ModelSource(name, name, None, name)
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
@@ -149,8 +150,9 @@ def _ask_hub(repo: str, revision: str) -> str:
             # A file is fetched by its branch: the cache then knows which commit that is.
             first = _CONFIG if _CONFIG in files else MODULES
             return Path(hf_hub_download(repo, first, revision=reference)).parent.name
+    name = f"{repo}@{revision}" if revision else repo
     raise ModelError(
-        f"model '{repo}{revision and '@'}{revision}' has no safetensors: name a commit that has "
+        f"model '{name}' has no safetensors: name a commit that has "
         f"them ({repo}@{_PULL_REQUESTS}N), or write it to a folder with save_pretrained"
     )
 
@@ -175,11 +177,12 @@ def _find_cached(repo: str, revision: str) -> str | None:
     names = [path.relative_to(folder / "refs").as_posix() for path in requests]
     for reference in (revision or _MAIN, *names):
         for first in (_CONFIG, MODULES):
-            found = try_to_load_from_cache(repo, first, revision=reference)
-            home = Path(str(found)).parent
-            files = (file.relative_to(home).as_posix() for file in home.rglob("*"))
-            if isinstance(found, str) and _has_weights(files):
-                return home.name
+            path = try_to_load_from_cache(repo, first, revision=reference)
+            if not isinstance(path, str):
+                continue
+            root = Path(path).parent
+            if _has_weights(file.relative_to(root).as_posix() for file in root.rglob("*")):
+                return root.name
     return None
 
 
@@ -236,7 +239,7 @@ def read_model_json(source: ModelSource, name: str, kind: type) -> Any:
     with reading(f"{name} of '{source.name}'", ModelError):
         value = None if path is None else read_json(path)
         if not isinstance(value, kind | None):
-            raise TypeError(f"it is no {kind.__name__}")
+            raise TypeError(f"it is not a {kind.__name__}")
         return value
 
 
@@ -366,9 +369,9 @@ def cut_layers(config: Any, layer: str, name: str) -> int | None:
     if number == depth:
         return None
     config.num_hidden_layers = number
-    for part in ("layer_types", "mlp_layer_types"):  # each as long as there are layers
-        if getattr(config, part, None) is not None:
-            setattr(config, part, getattr(config, part)[:number])
+    for name in ("layer_types", "mlp_layer_types"):  # each as long as there are layers
+        if kinds := getattr(config, name, None):
+            setattr(config, name, kinds[:number])
     return number
 
 

@@ -9,10 +9,9 @@ LM that a way does not support shows there, on a few texts, not in the results.
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +20,13 @@ from torch import Tensor
 
 from pgra.artifacts import Inputs
 from pgra.errors import ConfigError
-from pgra.lm import batching, kernels
+from pgra.lm import batching, kernels, open_state_lm
 from pgra.lm.base import Advance, StateArguments
 from pgra.lm.batching import begin_fetch
-from pgra.lm.causal_lm import CausalLM, EngineLM, open_causal_lm
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
+from pgra.lm.state_lm import BeginStates, StateLM
+from pgra.lm.transformers_lm import TransformersLM, states_at
 from pgra.progress import Bar
 from pgra.prompts import FewShotPrompt
 from pgra.types import Example, Json
@@ -42,10 +42,92 @@ CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast o
 
 
 class SharedPrefix:
-    """The state of an LM after a prefix, and texts run from there."""
+    """Reads prompts with an LM, most of which begin with the same tokens, that run once."""
 
-    def __init__(self, lm: CausalLM, ids: Sequence[int]) -> None:
-        self.lm, self.ids = lm, list(ids)
+    def __init__(
+        self,
+        lm: TransformersLM,
+        ids: Sequence[int],
+        probes: Callable[[], Sequence[Sequence[int]]],
+    ) -> None:
+        """Take the shared tokens, perhaps none; `probes` gives prompts to compare ways on."""
+        self.lm = lm
+        self.ids = list(ids)
+        self._probes = probes
+        self._back_off = lm.back_off(batch_budget(lm.args.lm_batch_tokens, lm.device))
+
+    def begin(self, prompts: Sequence[Sequence[int]], advance: Advance) -> Callable[[], Tensor]:
+        """Start reading prompts; return a function that waits for their states, on the CPU."""
+        lm = self.lm
+        skip = len(self.ids)
+        sharing = [list(ids[:skip]) == self.ids for ids in prompts]
+        num_tokens = sum(map(len, prompts)) - skip * sum(sharing)
+        rows: list[int] = []
+        held: list[Tensor] = []
+        with lm.busy, kernels.packed_for(lm.model, num_tokens):
+            width = lm.width
+            if not skip or not prompts or self.find_way() == "none":
+                sharing = [False] * len(prompts)
+            for is_sharing, shared in ((True, skip), (False, 0)):
+                group = [row for row, shares in enumerate(sharing) if shares == is_sharing]
+                for batch, states in self._run_batches(prompts, group, shared):
+                    held += states
+                    rows += batch
+                    advance(len(batch))
+        fetched = begin_fetch(torch.cat(held)) if held else None
+
+        def finish() -> Tensor:
+            states = torch.empty(len(prompts), width, dtype=lm.dtype)
+            if fetched is not None:
+                states[rows] = fetched()
+            return states
+
+        return finish
+
+    def _run_batches(
+        self, prompts: Sequence[Sequence[int]], group: Sequence[int], shared: int
+    ) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Run rows in batches; whole prompts may be longer by the prefix that is not shared."""
+        spare = len(self.ids) - shared
+
+        def size(rows: Sequence[int]) -> int:
+            return max(1, sum(len(prompts[row]) - shared for row in rows) - spare)
+
+        def run(rows: Sequence[int]) -> Tensor:
+            if not shared:
+                return self.lm.states_of([prompts[row] for row in rows])
+            return self.run([prompts[row][shared:] for row in rows], self.find_way())
+
+        lengths = [len(prompts[row]) - shared for row in group]
+        for indices in batching.token_budget_batches(lengths, self._back_off.budget + spare):
+            batch = [group[index] for index in indices]
+            yield batch, self._back_off.run(batch, size, run)
+
+    def find_way(self) -> str:
+        """Return how the LM shares a prefix; for all prefixes, the first time it is asked.
+
+        For a prefix per query, comparing each time would cost more than it saves.
+        """
+        if self.lm.way is None:
+            prompts = self._probes()
+            faults = list[str]()
+            for way in WAYS if kernels.are_allowed() else WAYS[1:]:
+                fault = self.find_fault(way, prompts)
+                if fault is None:
+                    break
+                faults.append(f"'{way}' does not work here ({fault})")
+            else:
+                way = "none"
+            self.lm.way = way
+            logger.log(
+                logging.WARNING if faults else logging.INFO,
+                "'%s': the %d tokens of the prefix are shared by '%s'; %s",
+                self.lm.source.name,
+                len(self.ids),
+                way,
+                "; ".join(faults),
+            )
+        return self.lm.way
 
     def run(self, texts: Sequence[Sequence[int]], way: str) -> Tensor:
         """Run texts after the prefix, in one of `WAYS`; best those of similar lengths.
@@ -53,49 +135,43 @@ class SharedPrefix:
         Returns the state at each text's last token, (n, H) in the LM's dtype, on its device.
         """
         lm = self.lm
-        is_cascade = way == "cascade"
         ids, mask = batching.pad(texts)
         lengths = mask.sum(1)
         positions = torch.arange(ids.shape[1]).expand_as(ids) + len(self.ids)
         ends = torch.arange(len(ids)) * ids.shape[1] + lengths - 1
-        spans = None
-        if is_cascade and kernels.takes_one_row(lm.device):
-            spans = kernels.Spans.of(lengths, len(self.ids), lm.device)
-            ids = ids[mask][None]
-            positions = positions[mask][None]
-            ends = lengths.cumsum(0) - 1
-        ids, positions, ends = (batching.send(part, lm.device) for part in (ids, positions, ends))
-        how: dict[str, Any]
-        if is_cascade:
-            how = {
-                # Any mask of four axes keeps transformers from making one; it is not looked at.
-                "attention_mask": torch.zeros(1, 1, 1, 1, dtype=lm.dtype, device=ids.device),
-                "cascade": kernels.Cascade(self._prepared_prefix, spans),
-                "use_cache": False,
-            }
+        if way == "cascade":
+            prefix = self._prepared_prefix
+            spans = None
+            if kernels.takes_one_row(lm.device):
+                spans = kernels.Spans.of(lengths, len(self.ids), lm.device)
+                ids = ids[mask][None]
+                positions = positions[mask][None]
+                ends = lengths.cumsum(0) - 1
+            with kernels.attending(lm.model, kernels.NAME, kernels.attend):
+                hidden = lm.forward(
+                    ids,
+                    positions,
+                    # Any mask of four axes keeps transformers from making one; nothing reads it.
+                    attention_mask=torch.zeros(1, 1, 1, 1, dtype=lm.dtype, device=lm.device),
+                    cascade=kernels.Cascade(prefix, spans),
+                    use_cache=False,
+                )
         else:
             # The cache holds the prefix once for all rows: it is copied once, when the LM adds a
             # batch's keys, and freed with the batch. There is no mask: padding comes last, and an
             # LM looks at no later token.
-            how = {
-                "attention_mask": None,
-                "past_key_values": stock_cache(self._prefix, len(ids)),
-                "use_cache": True,
-            }
-        attending = kernels.attending(lm.model, kernels.NAME, kernels.attend)
-        with torch.inference_mode(), attending if is_cascade else nullcontext():
-            output = lm.model(input_ids=ids, position_ids=positions, **how)
-        return lm.states_at(output.last_hidden_state, ends)
+            cache = stock_cache(self._prefix, len(ids))
+            hidden = lm.forward(ids, positions, past_key_values=cache, use_cache=True)
+        return states_at(hidden, batching.send(ends, lm.device))
 
-    def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
+    def find_fault(self, way: str, prompts: Sequence[Sequence[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
-        truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
+        truth = self.lm.states_of(prompts)  # outside: that it does not fit is not a way's fault
         texts = [ids[len(self.ids) :] for ids in prompts]
         noise = 0.0
         if self.lm.dtype != torch.float32:  # how far states lie apart that are read otherwise
             alone = torch.cat([self.lm.states_of([ids]) for ids in prompts])
             noise = float(torch.linalg.vector_norm(alone.float() - truth.float(), dim=1).max())
-
         return kernels.find_fault(
             lambda: self.run(texts, way), truth, dtype=self.lm.dtype, noise=noise
         )
@@ -103,15 +179,9 @@ class SharedPrefix:
     @cached_property
     def _prefix(self) -> list[tuple[Tensor, Tensor]]:
         """Each layer's keys and values of the prefix, (1, heads, S, width) each."""
-        ids = torch.tensor([self.ids], device=self.lm.device)
         cache = stock_cache([], 1)
-        with torch.inference_mode():
-            self.lm.model(
-                input_ids=ids,
-                position_ids=torch.arange(len(self.ids), device=self.lm.device)[None],
-                past_key_values=cache,
-                use_cache=True,
-            )
+        positions = torch.arange(len(self.ids))[None]
+        self.lm.forward(torch.tensor([self.ids]), positions, past_key_values=cache, use_cache=True)
         return kept_layers(cache, len(self.ids))
 
     @cached_property
@@ -131,70 +201,64 @@ class TokenizedPrompts:
     ids: list[list[int]]
 
 
-@dataclass
 class PromptedEncoder:
     """An encoder whose parameters are an LM, a prefix and a template.
 
     Attributes:
         lm: The LM.
-        prompt: Prefix and template.
-        sharing: "auto": the first of `WAYS` whose states equal those of "none" (the whole prompt
-            for each text); a way that is named is not compared.
-        batch_tokens: Own tokens in one batch on a CPU; a GPU takes 64 times as many.
+        prompt: Prefix and template, as they are written: a chat as such.
         max_prompt_tokens: Longest prompt; None is the LM's window.
         chat: How prompts are written as a chat; of `pgra.prompts.CHATS`.
         num_cut: Texts that were cut so far.
-
-    Raises:
-        ConfigError: If the prefix leaves no room for a text.
     """
 
-    lm: CausalLM
-    prompt: FewShotPrompt
-    sharing: str = "auto"
-    batch_tokens: int = 512
-    max_prompt_tokens: int | None = None
-    chat: str = "off"
-    num_cut: int = field(default=0, init=False)
+    def __init__(
+        self,
+        lm: StateLM,
+        prompt: FewShotPrompt,
+        *,
+        max_prompt_tokens: int | None = None,
+        chat: str = "off",
+    ) -> None:
+        """Put an LM under a prompt; nothing is read yet.
 
-    def __post_init__(self) -> None:
-        # the way, by this encoder or one `under` it
-        self._found = [] if self.sharing == "auto" else [self.sharing]
-        self._back_off = self.lm.back_off(batch_budget(self.batch_tokens, self.lm.device))
-        if chat := self.lm.chat(self.chat):
-            self.prompt = self.prompt.as_chat(*chat)
+        Raises:
+            ConfigError: If the prefix leaves no room for a text.
+        """
+        self.lm = lm
+        self.max_prompt_tokens = max_prompt_tokens
+        self.chat = chat
+        self.num_cut = 0
+        style = lm.chat(chat)
+        self.prompt = prompt if style is None else prompt.as_chat(*style)
         self._check_room()
 
     @classmethod
     def open(cls, args: StateArguments, prompt: FewShotPrompt, device: str) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
-        The layer must be a number, a share or "last".
-
         Raises:
             ConfigError: If the prompt leaves no room for a text.
             ModelError: If the LM cannot be used.
         """
-        lm = open_causal_lm(args, device=device, layer=args.lm_layer)
-        most = args.max_prompt_tokens
-        chat = args.chat_template
-        return cls(lm, prompt, "auto", args.lm_batch_tokens, most, chat)
+        return cls(
+            open_state_lm(args, device=device),
+            prompt,
+            max_prompt_tokens=args.max_prompt_tokens,
+            chat=args.chat_template,
+        )
 
-    def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
+    def under(self, prompt: FewShotPrompt) -> Self:
         """Return the same LM under another prompt, with counts of its own.
-
-        The first of these encoders that reads finds the way to share prefixes for all: for a prefix
-        per query, comparing would cost more than it saves.
 
         Raises:
             ConfigError: If the prefix leaves no room for a text.
         """
-        other = replace(self, prompt=prompt)
-        other._found = self._found
-        return other
+        return type(self)(self.lm, prompt, max_prompt_tokens=self.max_prompt_tokens, chat=self.chat)
 
     def release(self) -> None:
-        vars(self).pop("_shared", None)
+        """Free the LM's weights, and what was read of the prefix."""
+        vars(self).pop("_begin", None)
         self.lm.release()
 
     @property
@@ -206,38 +270,42 @@ class PromptedEncoder:
 
     @property
     def limit(self) -> int:
+        """Most tokens of a prompt."""
         return min(self.max_prompt_tokens or self.lm.window, self.lm.window)
 
     @cached_property
     def _prefix_ids(self) -> list[int]:
-        return self.lm.with_lead(self.lm.tokenize([self.prompt.prefix])[0])
+        return self.lm.tokenize_inputs([self.prompt.prefix])[0]
 
     @cached_property
     def _splits_cleanly(self) -> bool:
-        fields = [self.prompt.template.passage_fields(probe) for probe in _PROBES]
+        fields = self._passages(_PROBES)
         return self._tokenize_apart(fields) == self._tokenize_whole(fields)
 
     @cached_property
     def shared_ids(self) -> list[int]:
         """The tokens that the prompts of all ordinary texts begin with."""
-        fields = [self.prompt.template.passage_fields(probe) for probe in _PROBES]
-        first, *others = self._tokenize(fields)
-        shared = min(batching.count_joint(first, ids) for ids in others)
-        return first[: min(shared, *(len(ids) - 1 for ids in (first, *others)))]  # of its own: 1
+        return batching.share_tokens(self._tokenize(self._passages(_PROBES)))
+
+    def _passages(self, texts: Sequence[str]) -> list[dict[str, str]]:
+        return [self.prompt.template.passage_fields(text) for text in texts]
 
     def _tokenize(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
-        return (self._tokenize_apart if self._splits_cleanly else self._tokenize_whole)(fields)
+        if self._splits_cleanly:
+            return self._tokenize_apart(fields)
+        return self._tokenize_whole(fields)
 
     def _tokenize_apart(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
-        own = self.lm.tokenize([self.prompt.suffix(each) for each in fields])
-        return [self._prefix_ids + ids for ids in own]
+        suffixes = self.lm.tokenize([self.prompt.suffix(values) for values in fields])
+        return [self._prefix_ids + ids for ids in suffixes]
 
     def _tokenize_whole(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
-        texts = [self.prompt.prefix + self.prompt.suffix(each) for each in fields]
-        return [self.lm.with_lead(ids) for ids in self.lm.tokenize(texts)]
+        return self.lm.tokenize_inputs(
+            [self.prompt.prefix + self.prompt.suffix(values) for values in fields]
+        )
 
     def _check_room(self) -> None:
-        empty = len(self._tokenize([self.prompt.template.passage_fields("")])[0])
+        empty = len(self._tokenize(self._passages([""]))[0])
         if empty + _LEAST_TEXT_TOKENS > self.limit:
             raise ConfigError(
                 f"the prompt has {empty} tokens before any text, and '{self.lm.source.name}' may "
@@ -250,11 +318,11 @@ class PromptedEncoder:
         Raises:
             ModelError: If a state is not finite; the message quotes the text.
         """
-        fields = [self.prompt.template.passage_fields(text) for text in texts]
-        return self.encode_prompts(self.tokenize(fields), advance=advance)
+        return self.encode_prompts(self.tokenize(self._passages(texts)), advance=advance)
 
     @property
     def inputs(self) -> Inputs:
+        """The LM's files, as they were when it was opened."""
         return self.lm.source.inputs
 
     def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
@@ -274,6 +342,7 @@ class PromptedEncoder:
         return TokenizedPrompts(fields, ids)
 
     def encode_prompts(self, prompts: TokenizedPrompts, *, advance: Advance = int) -> Tensor:
+        """Return the states of tokenised prompts, as `encode`."""
         return self.begin(prompts, advance=advance)()
 
     def begin(self, prompts: TokenizedPrompts, *, advance: Advance = int) -> Callable[[], Tensor]:
@@ -281,34 +350,28 @@ class PromptedEncoder:
 
         A GPU is still busy until then: more can be started before these are waited for.
         """
-        if isinstance(self.lm, EngineLM):
-            given = self._check_finite(prompts, self.lm.states(prompts.ids, advance=advance))
-            return lambda: given
-        ids = prompts.ids
-        skip = len(self.shared_ids)
-        are_alike = [own[:skip] == self.shared_ids for own in ids]
-        num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
-        rows: list[int] = []
-        held: list[Tensor] = []
-        with self.lm.busy, kernels.packed_for(self.lm.model, num_own):
-            width = self.lm.width
-            if not ids or self.way == "none":
-                are_alike = [False] * len(ids)
-            for is_alike, shared in ((True, skip), (False, 0)):
-                group = [row for row, alike in enumerate(are_alike) if alike == is_alike]
-                for batch, found in self._run(ids, group, shared):
-                    held += found
-                    rows += batch
-                    advance(len(batch))
-        fetched = begin_fetch(torch.cat(held)) if held else None
+        wait = self._begin(prompts.ids, advance)
 
         def finish() -> Tensor:
-            states = torch.empty(len(ids), width, dtype=self.lm.dtype)
-            if fetched is not None:
-                states[rows] = fetched()
-            return self._check_finite(prompts, states)
+            states = wait()
+            broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
+            if broken:
+                text = " ".join(prompts.fields[broken[0]].values())
+                where = f"for {len(broken)} of {len(states)} texts, such as {text[:80]!r}"
+                raise self.lm.not_finite(where)
+            return states
 
         return finish
+
+    @cached_property
+    def _begin(self) -> BeginStates:
+        return self.lm.share_prefix(self.shared_ids, self._write_probes)
+
+    def _write_probes(self) -> list[list[int]]:
+        num_cut = self.num_cut
+        prompts = self.tokenize(self._passages(CHECKED))
+        self.num_cut = num_cut
+        return prompts.ids
 
     def check_kept(self, prompts: TokenizedPrompts, kept: npt.NDArray[np.float32]) -> None:
         """Compare an engine's states with those that a bank has, (n, H); others' do not change.
@@ -316,35 +379,7 @@ class PromptedEncoder:
         Raises:
             ModelError: If they differ by more than rounding.
         """
-        if isinstance(self.lm, EngineLM):
-            self.lm.check_kept(prompts.ids, kept)
-
-    def _check_finite(self, prompts: TokenizedPrompts, states: Tensor) -> Tensor:
-        broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
-        if broken:
-            text = " ".join(prompts.fields[broken[0]].values())
-            where = f"for {len(broken)} of {len(states)} texts, such as {text[:80]!r}"
-            raise self.lm.not_finite(where)
-        return states
-
-    def _run(
-        self, ids: Sequence[list[int]], group: Sequence[int], shared: int
-    ) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """Run rows in batches; whole prompts may be longer by the prefix that is not shared."""
-        spare = 0 if shared else len(self.shared_ids)
-
-        def size(rows: Sequence[int]) -> int:
-            return max(1, sum(len(ids[row]) - shared for row in rows) - spare)
-
-        def run(rows: Sequence[int]) -> Tensor:
-            if not shared:
-                return self.lm.states_of([ids[row] for row in rows])
-            return self._shared.run([ids[row][shared:] for row in rows], self.way)
-
-        lengths = [len(ids[row]) - shared for row in group]
-        for places in batching.token_budget_batches(lengths, self._back_off.budget + spare):
-            batch = [group[place] for place in places]
-            yield batch, self._back_off.run(batch, size, run)
+        self.lm.check_kept(prompts.ids, kept)
 
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""
@@ -355,38 +390,7 @@ class PromptedEncoder:
 
         longest = bisect_right(range(1, len(fields[name]) + 1), self.limit, key=count_tokens)
         if longest == 0:
-            raise ConfigError(f"{', '.join(fields)} do not fit {self.limit} tokens even cut")
+            raise ConfigError(
+                f"{', '.join(fields)} do not fit in {self.limit} tokens, even truncated"
+            )
         return {**fields, name: fields[name][:longest]}
-
-    @cached_property
-    def _shared(self) -> SharedPrefix:
-        return SharedPrefix(self.lm, self.shared_ids)
-
-    @cached_property
-    def way(self) -> str:
-        """How the prefix is shared, found when the LM first reads: not where the bank has all."""
-        if not self.shared_ids:
-            return "none"
-        if not self._found:
-            self._found.append(self._find_way())
-        return self._found[0]
-
-    def _find_way(self) -> str:
-        cut = self.num_cut
-        fields = [self.prompt.template.passage_fields(t) for t in CHECKED]
-        prompts = self.tokenize(fields).ids
-        self.num_cut = cut
-        faults = list[str]()
-        for way in WAYS if kernels.are_allowed() else WAYS[1:]:
-            fault = self._shared.find_fault(way, prompts)
-            if fault is None:
-                break
-            faults.append(f"'{way}' does not work here ({fault})")
-        else:
-            way = "none"
-        logger.log(
-            logging.WARNING if faults else logging.INFO,
-            "'%s': the %d tokens of the prefix are shared by '%s'; %s",
-            *(self.lm.source.name, len(self.shared_ids), way, "; ".join(faults)),
-        )
-        return way

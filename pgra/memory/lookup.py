@@ -26,7 +26,7 @@ from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.context import Context
 from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
-from pgra.encoders import load_encoder
+from pgra.encoders import as_encoder
 from pgra.errors import ConfigError
 from pgra.memory.families import ANY, Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
@@ -429,7 +429,7 @@ class EncoderLookup(LogLookup):
     ) -> OpenLookup:
         if encoder is None:
             encoder = args.encoder or DEFAULT_ENCODER
-        loaded = load_encoder(encoder, device=context.device)
+        loaded = as_encoder(encoder, device=context.device)
         if not loaded.fingerprint["normalize"]:
             raise ValueError("encoder makes vectors of other lengths: open it with normalize")
         return partial(cls, encoder=loaded, user=user, form=form or str(args.key_form))

@@ -72,7 +72,7 @@ class Memory(AbstractContextManager["Memory"]):
                 (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1); of a loaded
                 look-up all pass.
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME, a `pgra.Encoder`, or
-                another loaded model, as of `pgra.Encoder.load`.
+                another loaded model, as of `pgra.Encoder`.
             user: Whose entries; "" for the administrator, see the class.
             source: Who writes; kept with each event.
             device: Where an encoder runs.

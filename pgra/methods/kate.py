@@ -22,7 +22,7 @@ from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.lm import open_lm
 from pgra.lm.base import LanguageModel
-from pgra.lm.remote import RemoteLM
+from pgra.lm.endpoint import EndpointLM
 from pgra.methods.arguments import METHODS, AnswerArguments, RunArguments
 from pgra.methods.base import (
     Decisions,
@@ -132,7 +132,7 @@ class Kate(Method):
         if self.icl.decide_by != "vote":
             self.args["completer"].check_named()
             lm = open_lm(self.args["completer"], self.context)
-            self.lm = lm.settle(self.icl.decide_by) if isinstance(lm, RemoteLM) else lm
+            self.lm = lm.resolve(self.icl.decide_by) if isinstance(lm, EndpointLM) else lm
             self._fill_in()
             if self.icl.decide_by == "score":
                 answer_words(self.format.words)  # refuses ambiguous words, as the next does
@@ -162,9 +162,9 @@ class Kate(Method):
         count = selection.count
         if selection.num_exemplars is None and task.num_exemplars is not None:
             count = task.num_exemplars
-        if isinstance(self.lm, RemoteLM):
-            decide_by = self.lm.way.decide_by
-            self.args = self.args.change("completer", endpoint=self.lm.way.endpoint)
+        if isinstance(self.lm, EndpointLM):
+            decide_by = self.lm.mode.decide_by
+            self.args = self.args.change("completer", endpoint=self.lm.mode.endpoint)
         format_ = icl.prompt_format or task.prompt_style
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
@@ -253,7 +253,7 @@ class Kate(Method):
                 )
             decided = Decisions(self._read_answers(examples, texts))
         decided = self._report(examples, prompts, decided, texts if self.data.labels else ())
-        if isinstance(self.lm, RemoteLM):
+        if isinstance(self.lm, EndpointLM):
             paid = {"endpoint": self.lm.describe_spending()}
             decided = replace(decided, metrics={**decided.metrics, **paid})
         if not self.data.labels and list(examples) == list(self.data.test):

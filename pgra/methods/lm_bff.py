@@ -20,6 +20,7 @@ import numpy as np
 
 from pgra.arrays import Rows, Vectors
 from pgra.data.examples import draw_shots
+from pgra.encoders import as_encoder
 from pgra.encoders.encoder import Encoder
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import TaskData
@@ -96,9 +97,7 @@ class LmBff(Pgra):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder.load(
-            replace(self.args.retriever, normalize=True), device=self.context.device
-        )
+        return as_encoder(replace(self.args.retriever, normalize=True), device=self.context.device)
 
     def _vectors(self, split: str) -> Vectors:
         texts = [example.text for example in self.data.examples(split)]

@@ -27,6 +27,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.arrays import Rows, Scores
 from pgra.context import ALONE, Context
+from pgra.encoders import as_encoder
 from pgra.encoders.encoder import Encoder
 from pgra.errors import DamageError, reading
 from pgra.lm.batching import GroupCost
@@ -369,7 +370,7 @@ class Rag(Pgra):
     def _encoder(self) -> Encoder:
         """Load the untrained query encoder; in float32, for it is trained."""
         retriever = replace(self.args.retriever, encoder_dtype="float32")
-        return Encoder.load(retriever, device=self.context.device)
+        return as_encoder(retriever, device=self.context.device)
 
     @cached_property
     def _index(self) -> Path:

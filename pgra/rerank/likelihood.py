@@ -7,7 +7,7 @@ A passage is read once for all queries of a shard that have it as a candidate.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from pgra.arrays import Rows
 from pgra.errors import ConfigError
-from pgra.lm.causal_lm import EngineLM
-from pgra.lm.generate import LocalLM
+from pgra.lm import open_state_lm
 from pgra.rerank.arguments import LikelihoodArguments
 from pgra.rerank.bank import Advance
 from pgra.rerank.base import ScorerRequest
@@ -54,8 +53,8 @@ class LikelihoodReranker(PairBankReranker):
         assert isinstance(options, LikelihoodArguments)
         self._before, rest = options.likelihood_template.split("{passage}")
         self._between = rest.rstrip().removesuffix("{query}").rstrip()
-        kind = EngineLM if request.args.is_engine else LocalLM
-        self.lm: LocalLM | EngineLM = kind(request.args, device=request.context.device)
+        args = replace(request.args, lm_layer="last")  # scores are of the last layer
+        self.lm = open_state_lm(args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
         self.counter = self
         self.num_cut = 0
@@ -112,7 +111,7 @@ class LikelihoodReranker(PairBankReranker):
 
     def compute(self, shard: PassagePrompts, advance: Advance) -> Callable[[], Tensor]:
         """Score a shard's pairs; return a function of the scores, (n, 1) float32."""
-        totals = self.lm.score_ids(shard.prompts, shard.queries, advance=advance)
+        totals = self.lm.scores(shard.prompts, shard.queries, advance=advance)
         scores = torch.empty(sum(map(len, shard.indices)), 1)
         for indices, queries, sums in zip(shard.indices, shard.queries, totals, strict=True):
             for index, query, total in zip(indices, queries, sums, strict=True):

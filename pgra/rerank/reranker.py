@@ -17,7 +17,7 @@ from pgra.data.examples import ExampleRows, as_rows, open_rows, read_split
 from pgra.data.tasks import Task, TaskBase
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
-from pgra.lm.causal_lm import CausalLM, open_causal_lm
+from pgra.lm import as_state_lm
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.rerank import PAIR_RERANKERS, find_reranker
@@ -117,10 +117,7 @@ def open_encoder(
     chat_template: str = "off",
 ) -> PromptedEncoder:
     """Open an LM under a prompt; arguments and errors as of `Reranker`."""
-    if not isinstance(lm, CausalLM):
-        lm = open_causal_lm(lm, tokenizer, device=device, layer=str(lm_layer), dtype=dtype)
-    elif (tokenizer, lm_layer, device, dtype) != (None, "last", "auto", "auto"):
-        raise ConfigError("the LM is open already: give layer, device and dtype to it")
+    lm = as_state_lm(lm, tokenizer, layer=str(lm_layer), device=device, dtype=dtype)
     return PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens, chat=chat_template)
 
 

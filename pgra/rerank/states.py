@@ -32,9 +32,10 @@ from pgra.artifacts import (
 from pgra.context import Context
 from pgra.data.read import fetch_folder, push_folder
 from pgra.errors import DamageError
-from pgra.lm.causal_lm import CausalLM, open_causal_lm
+from pgra.lm import as_state_lm
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
+from pgra.lm.state_lm import StateLM
 from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank.arguments import AUTO, FitData, choose_similarity
 from pgra.rerank.bank import Bank, bank_folder, bank_name, query_key, query_keys
@@ -211,11 +212,11 @@ class PromptedModel(ABC):
         for file, damage in find_damage(folder, record["files"]):
             raise DamageError(f"{folder / file} {damage}")
         arguments = record["arguments"]
-        if not isinstance(lm, CausalLM):
-            lm = open_causal_lm(
+        if not isinstance(lm, StateLM):
+            lm = as_state_lm(
                 lm or str(at_home(arguments["lm"])),
                 device=device,
-                layer=arguments["lm_layer"],
+                layer=arguments.get("lm_layer", "last"),
                 dtype=record["fingerprint"].get("dtype", "auto"),
             )
         template = record["prompt"]["template"]
@@ -255,9 +256,7 @@ def encoder_arguments(encoder: PromptedEncoder) -> dict[str, Any]:
     """Return the arguments that open an encoder's LM by its name."""
     lm = encoder.lm
     return {
-        "lm": lm.how.lm,
-        "lm_dtype": lm.how.lm_dtype,
-        "lm_layer": "last" if lm.layer is None else str(lm.layer),
+        **lm.arguments(),
         "max_prompt_tokens": encoder.max_prompt_tokens,
         "chat_template": encoder.chat,
     }

@@ -50,6 +50,7 @@ from pgra.artifacts import (
 from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.data.read import fetch_folder, push_folder
+from pgra.encoders import as_encoder
 from pgra.encoders.encoder import Encoder, TokenChunk
 from pgra.errors import DamageError, PartDone
 from pgra.lm.load import choose_device
@@ -104,7 +105,7 @@ class Index(Retriever):
         """
         if not isinstance(request, IndexRequest):
             raise ValueError("Index.build(passages, ...) makes one, Index.load(folder) opens one")
-        self.encoder = encoder or Encoder.load(request.args, device=request.context.device)
+        self.encoder = encoder or as_encoder(request.args, device=request.context.device)
         built = find_or_build(request, self.encoder)
         self.corpus = request.corpus
         self.folder = built.folder.absolute()
@@ -154,7 +155,7 @@ class Index(Retriever):
         keeper = None if path is not None else TemporaryFolder()
         root = (keeper.path if keeper else at_home(str(path))).absolute()
         folder = root / _PLACE
-        opened = Encoder.load(encoder, device=device)
+        opened = as_encoder(encoder, device=device)
         options = {**vars(opened.args), "retriever": "dense", "index_factory": factory}
         args = RetrieverArguments(**{**options, "index_dir": None})
         if opened.copied is not None:
@@ -202,7 +203,7 @@ class Index(Retriever):
             encoder = root / "encoder"
         if encoder is None or isinstance(encoder, str | Path):
             encoder = args = replace(args, encoder=str(encoder or args.encoder))
-        opened = Encoder.load(encoder, device=device)
+        opened = as_encoder(encoder, device=device)
         context = Context(artifacts=recipe.corpus_folder.parents[1], device=str(opened.device))
         request = IndexRequest(args=args, corpus=recipe.open_corpus(), context=context)
         return cls(request, opened)

@@ -18,6 +18,7 @@ from pgra.arrays import Counts, Rows, Vectors
 from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
 from pgra.context import ALONE, Context
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
+from pgra.encoders import as_encoder
 from pgra.errors import ModelError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
 from pgra.retrieval.faiss import nearest
@@ -192,12 +193,10 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
     A vector of the T5's is the mean of its last states (Guo et al. 2023), in float32: a T5
     overflows in float16. ModelError if `reader` is no T5.
     """
-    from pgra.encoders.encoder import Encoder  # it brings torch
-
     if args.neighbor_encoder == "encoder":
-        return Encoder.load(args, device=device)
+        return as_encoder(args, device=device)
     args = replace(args, encoder=reader, pooling="mean", encoder_dtype="float32", query_prompt=None)
-    encoder = Encoder.load(args, device=device)
+    encoder = as_encoder(args, device=device)
     if not hasattr(encoder.model.config, "relative_attention_num_buckets"):
         raise ModelError(f"'{reader}' is not a T5: use --neighbor_encoder encoder, or a T5")
     return encoder

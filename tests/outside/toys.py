@@ -16,6 +16,7 @@ from pgra.extend import (
     Retriever,
     Selector,
     Similarity,
+    StateLM,
     arg,
 )
 
@@ -123,3 +124,34 @@ class OneLabel(Method):
         label = self.args["toy"].one_label
         scores = {name: float(name == label) for name in self.data.labels}
         return Decisions([Prediction(example.id, label, scores) for example in examples])
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes, called as those of transformers."""
+
+    def __call__(self, texts, **options):
+        del options
+        return {"input_ids": [list(text.encode()) for text in texts]}
+
+
+class Letters(StateLM):
+    """Knows how often each byte was read, and finds those likely that it has read."""
+
+    tokenizer = Bytes()
+    window = 4096
+
+    @property
+    def fingerprint(self):
+        return {"lm": "letters"}
+
+    def states(self, prompts, *, advance=int):
+        advance(len(prompts))
+        return np.stack([np.bincount(ids, minlength=256) for ids in prompts]).astype(np.float32)
+
+    def scores(self, prompts, words, *, advance=int):
+        chances = self.states(prompts, advance=advance) + 1
+        chances = np.log(chances / chances.sum(axis=1, keepdims=True))
+        return [
+            [float(line[ids].sum()) for ids in after]
+            for line, after in zip(chances, words, strict=True)
+        ]

@@ -155,3 +155,20 @@ def test_a_method_runs_is_measured_ablated_and_asked(bench):
     grid = bench.root / "grid.yaml"
     grid.write_text(yaml.safe_dump({"base": base, "points": points, "seeds": [0]}))
     assert "one_label=negative" in pgra("ablate", grid, "--output_dir", bench.run("grid")).out
+
+
+def test_an_lm_gives_states_and_scores(bench):
+    """By its name alone, in a process that has no model files of it."""
+    lm = {"lm": "toys:Letters", "num_exemplars": 2}
+    pgra("train", *bench.argv("pgra", task=bench.flags["task"], **lm))
+    pgra("train", "--method", "head", *words_of(bench, output_dir=bench.run("head"), **lm))
+    drawn = {"exemplars": "random", "output_dir": bench.run("icl")}
+    pgra("icl", *words_of(bench, **drawn, **lm))
+    for name in ("pgra", "head", "icl"):
+        assert len(bench.predictions(name)) == 12
+        pgra("evaluate", "--run", bench.run(name))
+    scores = [line["scores"] for line in bench.predictions("icl")]
+    assert len({tuple(values.values()) for values in scores}) > 1
+    wrong = {"lm": "toys:Stride", "output_dir": bench.run("wrong")}
+    words = ["train", "--method", "head", *words_of(bench, **wrong)]
+    assert "'toys:Stride'" in call(main, words).error

@@ -30,7 +30,7 @@ ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
 @cache
 def open_lm(lm, dtype="float32"):
     """Open an LM's folder once for all tests of a file."""
-    return CausalLM(lm, device="cpu", dtype=dtype, with_head=True)
+    return CausalLM(lm, device="cpu", dtype=dtype)
 
 
 def over_corpus(

@@ -14,7 +14,7 @@ TALK = [("how do I pay?", "billing"), ("it crashed again", "bug"), ("where is my
 
 @pytest.fixture(scope="module")
 def encoder(encoder_dir):
-    return pgra.Encoder.load(str(encoder_dir), normalize=False, device="cpu")
+    return pgra.Encoder(str(encoder_dir), normalize=False, device="cpu")
 
 
 def select(encoder, queries=QUERIES, k=3, pool=ROWS, **options):

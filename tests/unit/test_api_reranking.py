@@ -112,7 +112,7 @@ def test_a_loaded_lm_gives_the_scores_of_its_folder_and_stays_as_it_is(make, lm_
     for given in (model, AutoModel.from_pretrained(folder)):
         reranker = make(given, tokenizer=tokenizer)
         np.testing.assert_allclose(reranker.score(QUERIES, SENTENCES), truth, rtol=1e-5, atol=1e-5)
-        first = next(reranker.encoder.lm.whole.parameters())
+        first = next(reranker.encoder.lm.model.parameters())
         assert first.data_ptr() == next(given.base_model.parameters()).data_ptr()  # no copy
     assert all(weight.requires_grad for weight in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -16,7 +16,7 @@ QUERIES = ["A warm film.", "the sea in March", "apples"]
 
 @pytest.fixture(scope="module")
 def encoder(encoder_dir):
-    return pgra.Encoder.load(str(encoder_dir), device="cpu")
+    return pgra.Encoder(str(encoder_dir), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, index, 
 def test_a_loaded_encoder_is_the_one_of_its_folder_and_is_kept(encoder_dirs, index, tmp_path):
     parts = [kind.from_pretrained(encoder_dirs["bert"]) for kind in (AutoModel, AutoTokenizer)]
     kept = tmp_path / "kept"
-    made = pgra.Index.build(SENTENCES, encoder=pgra.Encoder.load(*parts), path=kept)
+    made = pgra.Index.build(SENTENCES, encoder=pgra.Encoder(*parts), path=kept)
     for found, truth in zip(made.search(QUERIES, k=5), index.search(QUERIES, k=5), strict=True):
         assert [hit.index for hit in found] == [hit.index for hit in truth]
         scores = [[hit.score for hit in hits] for hits in (found, truth)]

@@ -79,4 +79,4 @@ GROUPED = {
 def test_prompts_that_begin_alike_are_grouped(name):
     prompts, groups = GROUPED[name]
     found = group_by_prefix(prompts)
-    assert [(len(group.shared), group.rows) for group in found] == groups
+    assert [(len(shared), rows) for shared, rows in found] == groups

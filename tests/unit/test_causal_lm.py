@@ -72,11 +72,11 @@ def test_weights_that_are_let_go_of_are_gone_and_come_back(folder):
     encoder = PromptedEncoder(lm, PROMPT)
     before, width = encoder.encode(["a", "A dull plot."]), lm.width
     weights = [weakref.ref(weight) for weight in lm.model.parameters()]
-    keys = weakref.ref(encoder._shared._prefix[0][0])
+    keys = weakref.ref(encoder._begin.__self__._prefix[0][0])
     assert all(ref() is not None for ref in [*weights, keys])
     encoder.release()
     assert not any(ref() is not None for ref in [*weights, keys])
-    assert (lm.width, encoder.way) == (width, "cascade")  # what was found is kept
+    assert (lm.width, lm.way) == (width, "cascade")  # what was found is kept
     torch.testing.assert_close(encoder.encode(["a", "A dull plot."]), before)
 
 

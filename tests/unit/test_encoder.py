@@ -24,7 +24,7 @@ close = partial(np.testing.assert_allclose, atol=1e-5)
 
 
 def make(folder, **kwargs):
-    return Encoder.load(str(folder), device="cpu", **kwargs)
+    return Encoder(str(folder), device="cpu", **kwargs)
 
 
 @cache
@@ -112,7 +112,7 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_vectors(encoder_dir):
-    on_gpu = Encoder.load(str(encoder_dir), device="cuda", encoder_dtype="float32")
+    on_gpu = Encoder(str(encoder_dir), device="cuda", encoder_dtype="float32")
     close(on_gpu.encode(SENTENCES), make(encoder_dir).encode(SENTENCES), atol=1e-4)
 
 
@@ -196,7 +196,7 @@ def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, c
         close(raw.encode(texts, is_query=is_query), ask(texts))
         close(ours.encode(texts, is_query=is_query), ask(texts, normalize_embeddings=True))
     assert not np.allclose(ours.encode(texts), ours.encode(texts, is_query=True), atol=1e-3)
-    close(Encoder.load(theirs).encode(texts), ours.encode(texts))
+    close(Encoder(theirs).encode(texts), ours.encode(texts))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from conftest import SENTENCES, one_quick
 from loopback import Handler, Loopback
 from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, of_pairs, over_corpus
-from test_remote import tls_context
+from test_endpoint import tls_context
 from transformers import AutoModelForCausalLM
 
 import pgra

@@ -5,7 +5,8 @@ from conftest import LM_KINDS, SENTENCES, one_quick
 from tiny_models import build_lm, build_odd_lm
 
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.generate import LocalLM, PromptReader, next_logits
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.generate import PromptReader, next_logits
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +16,7 @@ NO_STOP = {"max_new_tokens": 5, "stop": "no such text"}
 
 
 def open_lm(folder, **changes):
-    return LocalLM(str(folder), device="cpu", **changes)
+    return CausalLM(str(folder), device="cpu", **changes)
 
 
 def tokenize(lm, prompts):

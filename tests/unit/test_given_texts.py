@@ -18,7 +18,7 @@ TWO = pd.Series(["a warm film", "the sea"])
 @pytest.fixture(scope="module")
 def calls(lm_dirs, encoder_dir, tmp_path_factory):
     home, lm, rows = str(tmp_path_factory.mktemp("given")), str(lm_dirs["opt"]), review_rows(12)
-    encoder = pgra.Encoder.load(str(encoder_dir), device="cpu")
+    encoder = pgra.Encoder(str(encoder_dir), device="cpu")
     states = pgra.Reranker(lm, template="{text}")
     pairs = pgra.Reranker(lm, by="likelihood")
     train = {

@@ -197,7 +197,7 @@ def ask_lm(name):
 
 
 def ask_encoder(name, **options):
-    encoder = Encoder.load(name, device="cpu", **options)
+    encoder = Encoder(name, device="cpu", **options)
     return encoder.encode([TEXT]).tolist()
 
 

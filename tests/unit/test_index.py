@@ -42,7 +42,7 @@ def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(shard_rows, 
     shards = find_shards(built.folder)
     vectors = read_rows(shards, np.arange(40))
     assert vectors.dtype == np.float16
-    encoder = Encoder.load(str(small.encoder), device="cpu")
+    encoder = Encoder(str(small.encoder), device="cpu")
     np.testing.assert_allclose(vectors, encoder.encode(TEXTS[:40]), atol=1e-3)
     some = np.array([0, 9, 10, 31, 39])
     np.testing.assert_array_equal(read_rows(shards, some), vectors[some])
@@ -91,7 +91,7 @@ def test_another_factory_takes_over_the_vectors(small):
 
 
 def test_vectors_too_large_for_float16_are_refused(small):
-    encoder = Encoder.load(str(small.encoder), device="cpu", normalize=False)
+    encoder = Encoder(str(small.encoder), device="cpu", normalize=False)
     encoder.model[0].register_forward_hook(
         lambda part, given, features: {
             **features,

@@ -22,7 +22,6 @@ from transformers import (
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.generate import LocalLM
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.gud_ir import load_generator
 from pgra.reader.fid import FusionReader
@@ -41,11 +40,11 @@ def states(folder):
 
 
 def words(folder):
-    return torch.tensor(LocalLM(folder, device="cpu").score([TEXT], [" a"]))
+    return torch.tensor(CausalLM(folder, device="cpu").score([TEXT], [" a"]))
 
 
 def encode(folder, **how):
-    return torch.tensor(Encoder.load(folder, device="cpu", **how).encode([TEXT]))
+    return torch.tensor(Encoder(folder, device="cpu", **how).encode([TEXT]))
 
 
 def by_t5(folder):

@@ -38,7 +38,7 @@ NEW = [Example("test-0", {"text": "The boats came home."}), Example("test-1", {"
 
 @pytest.fixture
 def neighbors(encoder_dir, tmp_path):
-    load = partial(Encoder.load, str(encoder_dir), normalize=False, device="cpu")
+    load = partial(Encoder, str(encoder_dir), normalize=False, device="cpu")
     return Neighbors(load, TRAIN, tmp_path)
 
 

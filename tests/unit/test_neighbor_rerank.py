@@ -24,7 +24,7 @@ def open_one(corpus, encoder_dir, tmp_path):
     """Give a reranker; with another artefacts folder its bank is another."""
 
     def build(lm_dir, *, count=3, artifacts=None, shard_rows=4, **changes):
-        encoder = partial(Encoder.load, str(encoder_dir), device="cpu")
+        encoder = partial(Encoder, str(encoder_dir), device="cpu")
         neighbors = Neighbors(encoder, TRAIN, tmp_path / "near")
         chosen = SelectionArguments(num_exemplars=count)
         exemplars = NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), chosen)

@@ -57,13 +57,15 @@ def lm(lm_dir):
     return CausalLM(str(lm_dir))
 
 
-def test_every_way_gives_the_states_of_whole_prompts(lm, lm_dir):
+def test_every_way_gives_the_states_of_whole_prompts(lm_dir):
     order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
-    for sharing, batch_tokens in zip((*WAYS, "auto"), (70, 1, 512), strict=True):
-        encoder = PromptedEncoder(lm, PROMPT, sharing, batch_tokens)
+    for way, batch_tokens in zip((*WAYS, None), (70, 1, 512), strict=True):
+        lm = CausalLM(str(lm_dir), batch_tokens=batch_tokens)
+        lm.way = way
+        encoder = PromptedEncoder(lm, PROMPT)
         states = encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()]
         assert error_of(states, lm_dir) < 1e-4
-    assert encoder.way == "cascade"
+    assert lm.way == "cascade"
     assert len(encoder.shared_ids) > 50
     assert lm.model.config._attn_implementation == "sdpa"  # as before
     assert encoder.encode([]).shape == (0, lm.width)
@@ -78,8 +80,8 @@ def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
     """BLOOM counts places by the mask; behind others GPT-Neo's window loses the prefix."""
     folder = build_odd_lm(tmp_path, kind)
     encoder = open_encoder(folder)
-    assert encoder.way == "expanded"
     assert error_of(encoder.encode(TEXTS), folder) < 1e-4
+    assert encoder.lm.way == "expanded"
     assert "shared by 'expanded'; 'cascade' does not work here" in caplog.text
 
 
@@ -141,18 +143,21 @@ def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, monkeypatch,
         encoder = open_encoder(lm_dir, dtype="bfloat16")
         assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
         half = open_encoder(lm_dir, dtype="float16")
-        assert (half.way, error_of(half.encode(TEXTS), lm_dir) < 0.1 / 8) == ("cascade", True)
-        assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
-        assert open_encoder(lm_dir).way == "expanded"  # it takes no float32
+        assert error_of(half.encode(TEXTS), lm_dir) < 0.1 / 8
+        assert (encoder.lm.way, half.lm.way) == ("cascade", "cascade")
+        assert "does not work here" not in caplog.text
+        whole = open_encoder(lm_dir)
+        whole.encode(TEXTS)
+        assert whole.lm.way == "expanded"  # it takes no float32
     assert "(RuntimeError: FlashAttention only support fp16" in caplog.text
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sharing", WAYS)
-def test_a_gpus_states_are_the_cpus(lm_dir, sharing):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gpus_states_are_the_cpus(lm_dir, way):
     lm = CausalLM(str(lm_dir), dtype="bfloat16", device="cuda")
-    states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(TEXTS)
-    assert error_of(states, lm_dir) < 0.1
+    lm.way = way
+    assert error_of(PromptedEncoder(lm, PROMPT).encode(TEXTS), lm_dir) < 0.1
 
 
 CHAT = (

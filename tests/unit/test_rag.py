@@ -26,7 +26,7 @@ COST = GroupCost(overhead=24, max_tokens=2048)
 
 @pytest.fixture
 def encoder(encoder_dir):
-    return Encoder.load(str(encoder_dir), encoder_dtype="float32", device="cpu")
+    return Encoder(str(encoder_dir), encoder_dtype="float32", device="cpu")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from pgra.errors import DataError
-from pgra.lm.generate import LocalLM
+from pgra.lm.causal_lm import CausalLM
 from pgra.methods.kate import count_word_tokens
 from pgra.methods.ralm import write_prompts
 from pgra.prompts import PromptTemplate
@@ -21,7 +21,7 @@ EVIDENCE = [["The sea is blue.", "Critics praised it."], [], ["A dull, lifeless 
 
 def prompts_of(lm_dir, queries, evidence, max_tokens=200):
     """Write prompts; also return the LM."""
-    lm = LocalLM(str(lm_dir), dtype="float32", device="cpu")
+    lm = CausalLM(str(lm_dir), dtype="float32", device="cpu")
     asked = [TEMPLATE.render_query(query.fields, after_prefix=False) for query in queries]
     names = [query.id for query in queries]
     room = {"max_tokens": max_tokens, "num_new_tokens": count_word_tokens(lm, WORDS)}

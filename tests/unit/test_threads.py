@@ -21,7 +21,7 @@ def test_each_call_gets_its_own_answer(lm_dirs, encoder_dir, cross_encoder_dir, 
     causal = shutil.copytree(lm, tmp_path / "mxbai-rerank")  # by whose template it is asked
     likely = pgra.Reranker(str(lm), by="likelihood")
     classifier = pgra.Classifier(str(lm), POOL)
-    encoder = pgra.Encoder.load(str(encoder_dir))
+    encoder = pgra.Encoder(str(encoder_dir))
     selector = pgra.ExemplarSelector(POOL, encoder=encoder)
     index = pgra.Index.build(SENTENCES, encoder=encoder)
     asked = {

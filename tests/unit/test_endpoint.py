@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import ssl
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from pgra.context import Context
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
-from pgra.lm.generate import LocalLM
-from pgra.lm.remote import continuation, without_reasoning, word_chance
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.endpoint import continuation, without_reasoning, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
 URL = "http://127.0.0.1:9/v1"
@@ -120,7 +119,7 @@ def test_an_answer_that_is_none_is_counted_said_and_asked_again(
         first, second = complete(lm, PROMPTS[:2])
         assert (first, second.strip()) == ("", "green")  # the control: an answer
         assert lm.describe_spending()["unanswered"] == 1
-        assert "1 of 2 answers are none" in caplog.text
+        assert "1 of 2 answers are empty" in caplog.text
         again = [text.strip() for text in complete(lm, PROMPTS[:2])]
     assert again == ["red", "green"]
     assert len(server.bodies) == 3  # one was kept
@@ -162,14 +161,14 @@ def test_a_reasoning_block_is_left_out_wherever_it_stands(server, open_at, openi
 def test_the_best_way_that_a_server_offers_is_chosen(server, open_at, offers, chosen):
     vars(server).update(offers)
     with server.serve() as url:
-        lm = open_at(url, endpoint="auto").settle(None)
-    assert " ".join(vars(lm.way).values()) == chosen
+        lm = open_at(url, endpoint="auto").resolve(None)
+    assert " ".join(vars(lm.mode).values()) == chosen
 
 
 def test_a_way_that_is_named_is_taken_as_it_is_or_refused(server, open_at):
-    assert open_at(URL).settle("score").way.decide_by == "score"  # nothing is asked
+    assert open_at(URL).resolve("score").mode.decide_by == "score"  # nothing is asked
     with pytest.raises(ConfigError):
-        open_at(URL, endpoint="chat").settle("score")
+        open_at(URL, endpoint="chat").resolve("score")
     server.faults = [Fault(400, json.dumps(FILTER))]  # of one word alone
     with server.serve() as url:
         for server.echoes in (True, False):
@@ -199,9 +198,9 @@ CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
     ],
 )
 def test_only_the_words_tokens_count_however_a_server_spells_them(tokens, chances, word, expected):
-    scored = SimpleNamespace(tokens=tokens, token_logprobs=chances)
+    scored = {"tokens": tokens, "token_logprobs": chances}
     prompt = "It was great fun".removesuffix(word)
-    choice = SimpleNamespace(text="It was great fun.", logprobs=scored)
+    choice = {"text": "It was great fun.", "logprobs": scored}
     assert word_chance(choice, prompt, word, 1) == expected
 
 
@@ -330,7 +329,7 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
 
 
 def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at):
-    local = LocalLM(str(lm_dirs["opt"]), device="cpu")
+    local = CausalLM(str(lm_dirs["opt"]), device="cpu")
     prompts = ["The film is a warm", "The boats came home early. The answer is"]
 
     @torch.inference_mode()

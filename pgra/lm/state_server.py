@@ -1,0 +1,170 @@
+"""States and scores of token ids, from a server of vLLM, SGLang or llama.cpp."""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pgra.arrays import Scores
+from pgra.errors import ModelError, show
+from pgra.lm.base import Advance, LMArguments
+from pgra.lm.client import Client, Declined, call_all
+from pgra.lm.engine import EngineLM
+from pgra.types import Json
+
+_PROBE = "The answer is a question of time."
+_TIMEOUT = 900.0  # seconds; a call waits for those before it: asked again, it would be read twice
+
+# By the owner that /v1/models names: where it says more, where states are, how to start it.
+_ENGINES = {
+    "vllm": ("/version", "/v1/embeddings", "vllm serve MODEL --runner pooling --convert embed"),
+    "llamacpp": ("/props", "/embedding", "llama-server -m FILE --embeddings --pooling last"),
+    "sglang": ("/get_server_info", "/generate", "sglang with --return-hidden-states-mode last"),
+}
+_OTHER = ("", "/v1/embeddings", "one that gives its last token's state, such as vLLM or llama.cpp")
+# What states depend on, of all that a server says.
+_ABOUT = ("version", "build_info", "dtype", "quantization", "kv_cache_dtype", "ftype", "n_params")
+_LENGTHS = ("max_model_len", "context_length", "n_ctx")  # the window's names
+
+
+class StateServer(EngineLM):
+    """A server of vLLM, SGLang or llama.cpp; it gives the states and scores of its first LM."""
+
+    num_prompts = 8
+
+    def __init__(self, args: LMArguments, *, device: str = "auto") -> None:
+        """Ask a server which LM it has.
+
+        Raises:
+            ConfigError: If the client is not installed, or no tokenizer is named.
+            ModelError: If it cannot be reached, has no LM, or one with another tokenizer.
+        """
+        self.args = args
+        self.parallel = args.max_parallel_calls
+        self.about = {}
+        self._client = Client(args.lm, args.server, _TIMEOUT)
+        self.look()
+        super().__init__(args, device=device, tokenizer=self._named, window=self._longest)
+        ours = self.tokenize([_PROBE])[0]
+        theirs = self._ask_tokens(_PROBE)
+        if theirs not in (None, ours, [*self.lead_ids, *ours]):
+            raise ModelError(
+                f"'{args.lm_tokenizer or self._named}' is not {args.lm}'s --lm_tokenizer "
+                f"('{_PROBE}' is {ours} here, {theirs} there): give its own"
+            )
+
+    def look(self) -> None:
+        """Ask which LM it has; ModelError if it is another one than before."""
+        served = self._client.first_model("/v1/models")
+        self._model = served["id"]
+        engine = str(served.get("owned_by"))
+        more_path, self._states_path, self._how_to_start = _ENGINES.get(engine, _OTHER)
+        with self._client.reading("the LM it serves"):
+            served |= served.get("meta") or {}
+            if more_path:
+                more = self._client.ask(more_path)
+                served |= {**more, **more.get("default_generation_settings", {})}
+            lengths = [int(served[name]) for name in _LENGTHS if served.get(name)]
+        fields = {name: served[name] for name in _ABOUT if served.get(name) is not None}
+        about = {"engine": engine, "model": self._model, **fields}
+        if self.about not in ({}, about):
+            raise ModelError(
+                f"{self.args.lm} is another LM than before: {show(about)}, was {show(self.about)}: "
+                "start that one again, and the same command continues"
+            )
+        self.about = about
+        self._named = served.get("tokenizer_path") or served.get("root")
+        self._longest = min(lengths, default=None)
+
+    def _ask_tokens(self, text: str) -> list[int] | None:
+        """Return the server's token ids of a text; None where it does not say."""
+        body = {"model": self._model, "content": text, "prompt": text, "add_special_tokens": False}
+        try:
+            reply = self._client.ask("/tokenize", body)
+        except Declined:
+            return None
+        return reply.get("tokens") if isinstance(reply, dict) else None
+
+    def ask_states(self, prompts: Sequence[Sequence[int]]) -> Scores:
+        """Return the states of prompts, (n, H) float32; ModelError if it gives other ones."""
+        ids = [list(prompt) for prompt in prompts]
+        body: dict[str, Json]
+        if self._states_path == "/embedding":
+            body = {"content": ids, "embd_normalize": -1}
+        elif self._states_path == "/generate":
+            sampling: dict[str, Json] = {"max_new_tokens": 1, "temperature": 0}
+            body = {"input_ids": ids, "sampling_params": sampling, "return_hidden_states": "last"}
+        else:
+            body = {
+                "model": self._model,
+                "input": ids,
+                "encoding_format": "base64",
+                "use_activation": False,  # vLLM's word for normalising
+            }
+        try:
+            reply = self._client.ask(self._states_path, body)
+        except Declined as error:
+            raise ModelError(f"{error}: for states start {self._how_to_start}") from None
+        with self._client.reading(f"the states of {len(ids)} prompts"):
+            items = reply["data"] if isinstance(reply, dict) else reply
+            return np.stack([_read_state(item) for item in _in_order(items, len(ids))])
+
+    def scores(
+        self,
+        prompts: Sequence[Sequence[int]],
+        words: Sequence[Sequence[Sequence[int]]],
+        *,
+        advance: Advance = int,
+    ) -> list[list[float]]:
+        """Return the log-probability of each word after its prompt; see `StateLM`."""
+        return call_all(
+            self._ask_scores,
+            list(zip(prompts, words, strict=True)),
+            parallel=self.parallel,
+            done=lambda _: advance(1),
+        )
+
+    def _ask_scores(self, query: tuple[Sequence[int], Sequence[Sequence[int]]]) -> list[float]:
+        """Return the log-probabilities of words after a prompt, from prompts that are echoed."""
+        prompt, words = query
+        prompts = [[*prompt, *word] for word in words]
+        body: dict[str, Json] = {
+            "model": self._model,
+            "prompt": prompts,
+            "max_tokens": 1,
+            "temperature": 0,
+            "echo": True,
+            "logprobs": 1,
+        }
+        reply = self._client.ask("/v1/completions", body)
+        with self._client.reading("the log-probabilities of an echoed prompt"):
+            scores = []
+            choices = _in_order(reply["choices"], len(prompts))
+            for ids, choice in zip(prompts, choices, strict=True):
+                line = choice["logprobs"]["token_logprobs"]
+                chances = line[len(prompt) : len(ids)]
+                score = math.fsum(chances)
+                is_whole = len(line) - len(ids) in (0, 1)  # one token is written after it
+                if not (is_whole and chances and math.isfinite(score)):
+                    raise ValueError(f"{len(line)} for {len(ids)} tokens, their sum is {score}")
+                scores.append(score)
+            return scores
+
+
+def _in_order(items: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Return a reply's items by their `index`, or as they come; an error if one is missing."""
+    if len(items) != count:
+        raise ValueError(f"there are {len(items)}")
+    numbered = {item.get("index", number): item for number, item in enumerate(items)}
+    return [numbered[number] for number in range(count)]
+
+
+def _read_state(item: Mapping[str, Any]) -> Scores:
+    """Return a state, (H,), in the form of OpenAI, llama.cpp or SGLang."""
+    values = item["embedding"] if "embedding" in item else item["meta_info"]["hidden_states"]
+    if isinstance(values, str):
+        return np.frombuffer(base64.b64decode(values), "<f4")
+    state: Scores = np.atleast_2d(np.asarray(values, np.float32))[-1]  # of all tokens, or the last
+    return state
