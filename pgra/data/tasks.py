@@ -126,7 +126,12 @@ class TaskBase(ABC):
         prompt_style: Of `wording`, by default.
         inputs: Fields every example has, in the order they are searched with. A passage fills the
             first one when the LM reads it, so the first is the one that is most like a passage.
+        hub: Its data set on the hub; None where it has none.
+        local: How its files are read.
         sizes: Rows of the usual splits; empty where unknown.
+        num_exemplars: In a prompt of `pgra icl`, unless a flag says it; None: the flag's default.
+        max_new_tokens: Most tokens of an LM's answer.
+        stop: Where an LM's answer ends.
     """
 
     folder: ClassVar[str]
@@ -323,8 +328,6 @@ class GenerationTask(TaskBase):
         frame: How an LM sees fields, up to the answer: "Q: {question}\nA:". In an exemplar a
             space, the answer and a blank line follow.
         metrics: Of `TEXT_METRICS`, or a `module:function` of the user's own; the headline first.
-        max_new_tokens: Most tokens of an answer.
-        stop: Where an answer ends.
     """
 
     folder = "generation"

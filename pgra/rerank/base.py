@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 class ScorerRequest:
     """A model that scores texts, without a corpus.
 
-    `options` are the reranker's own arguments; None where it declares none.
+    Attributes:
+        args: With what `auto` stands for.
+        context: The device, and where scores are stored.
+        options: The reranker's own arguments; None where it declares none.
     """
 
     args: RerankArguments
