@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from pgra.arrays import Scores, Vectors
 from pgra.data.examples import ExampleRows, open_rows
@@ -27,7 +27,7 @@ from pgra.rerank.bank import query_keys
 from pgra.rerank.head import check_labels, fit_labels, head_logits
 from pgra.rerank.reranker import TaskPrompt, open_encoder
 from pgra.rerank.states import PromptedFit, PromptedModel, StateBank
-from pgra.types import Example, Json, Query, is_query, read_queries
+from pgra.types import Example, Json, Prediction, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,11 @@ class Classifier(PromptedModel):
         self.labels = self._head.labels
         self.accuracy = self._head.accuracy
 
-    def predict(self, queries: Query | Iterable[Query]) -> Any:
+    @overload
+    def predict(self, queries: Query) -> Prediction: ...  # type: ignore[overload-overlap]
+    @overload
+    def predict(self, queries: Iterable[Query]) -> list[Prediction]: ...
+    def predict(self, queries: Query | Iterable[Query]) -> Prediction | list[Prediction]:
         """Decide a text (or a mapping of the task's inputs), or each of a list of them.
 
         Returns:

@@ -144,7 +144,7 @@ def served(*words, **environment):
     command = [sys.executable, "-m", "pgra", "serve", "--port", str(port), "--device", "cpu"]
     process = subprocess.Popen([*command, *map(str, words)], env={**os.environ, **environment})
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=180) as client:
             while process.poll() is None:
                 with contextlib.suppress(httpx.ConnectError):
                     client.get("/openapi.json")
