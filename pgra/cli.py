@@ -143,7 +143,7 @@ def _is_main() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(dispatch, list(sys.argv[1:] if argv is None else argv))
+    return run(dispatch, argv)
 
 
 def dispatch(words: Sequence[str]) -> int:

@@ -385,7 +385,7 @@ Classes = Sequence[type] | Callable[[Mapping[str, Any]], Sequence[type]]
 
 def parse_arguments(
     classes: Classes,
-    argv: Sequence[str] | None,
+    words: Sequence[str],
     *,
     prog: str,
     description: str,
@@ -394,7 +394,7 @@ def parse_arguments(
     others: Collection[str] = (),
     unused: Collection[str] = (),
 ) -> tuple[Any, ...]:
-    """Read dataclasses from a command line, None for the process's own; return one of each.
+    """Read dataclasses from a command line; return one of each.
 
     `classes` may be a function that returns them, given the values of `CHOOSING`. Of `defaults` the
     last win. `others` are arguments of other methods, which are ignored. The arguments in `unused`
@@ -404,7 +404,6 @@ def parse_arguments(
         ConfigError: On an unknown name, a wrong type or a contradiction.
         ModelError: If a device is named that is not there.
     """
-    words = same_spelling(sys.argv[1:] if argv is None else argv)
     is_help = wants_help(words)
     early = _first_values(words)
     layers = [layer for layer in defaults if not layer.wins]
@@ -486,11 +485,11 @@ def _check_written(groups: Sequence[Any]) -> None:
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are
 
 
-def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
+def parse_first(cls: type[_T], words: Sequence[str]) -> tuple[_T, list[str]]:
     """Read one dataclass from a command line; return it, and the words that are left."""
     parser = HelpParser()
     _add_flags(parser, [cls], {}, ())
-    flags, rest = parser.parse_known_args(same_spelling(argv))
+    flags, rest = parser.parse_known_args(words)
     return _make(cls, _typed(flags, _field_kinds([cls]))), rest
 
 

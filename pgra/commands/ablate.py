@@ -1,6 +1,5 @@
 """Runs a grid of runs from a YAML: `pgra ablate NAME`, and the files in `ablations/`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from pgra.config import (
     list_yamls,
     parse_first,
     read_yaml,
-    wants_all,
     wants_help,
 )
 from pgra.errors import ConfigError, PgraError
@@ -39,7 +37,7 @@ class GridArguments(common.SeriesArguments):
     output_dir: str | None = arg(None, "The grid's folder; default: runs/ablate-NAME.")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Run a grid of runs from a YAML, and show them in one table.
 
     Examples:
@@ -55,14 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kate_... those of --method kate) may follow, and override the YAML. Given again, the same
     command resumes where it was stopped.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
-        common.parse_run(
-            ["--help-all" if wants_all(words) else "--help"],
-            [GridArguments],
-            prog="pgra ablate NAME|FILE.yaml",
-            **common.about(main),
-        )
+        common.parse_run(main, words, [GridArguments], "pgra ablate NAME|FILE.yaml")
     if words == ["--list"]:
         common.say(_list_grids())
         return 0
@@ -200,9 +192,8 @@ def resolve_point(
         folder = str(root / point.folder / "artifacts")
         over.append(Defaults(grid.origin, {"artifacts_dir": folder}, wins=True))
     args, _ = common.parse_run(
+        main,
         words,
-        prog="pgra ablate",
-        **common.about(main),
         defaults=[*grid.under(task, point), *over],
         others=argument_names(grid),
     )

@@ -12,7 +12,7 @@ from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Arguments, Classes, arg, parse_arguments, same_spelling
+from pgra.config import Arguments, Classes, arg, parse_arguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
@@ -62,10 +62,9 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     return {"description": first, "epilog": rest}
 
 
-def name_leading(flag: str, argv: Sequence[str] | None) -> list[str]:
+def name_leading(flag: str, words: Sequence[str]) -> list[str]:
     """Put a flag before leading bare words, so that `pgra search "a sentence"` works."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return [flag, *words] if words and not words[0].startswith("-") else words
+    return [flag, *words] if words and not words[0].startswith("-") else [*words]
 
 
 def parse(
@@ -84,8 +83,10 @@ def parse(
 
 
 def parse_run(
-    argv: Sequence[str],
+    command: Callable[..., object],
+    words: Sequence[str],
     more: Sequence[type] = (),
+    prog: str = "",
     *,
     others: Collection[str] = (),
     **layers: Any,
@@ -98,12 +99,12 @@ def parse_run(
     """
     from pgra.methods.base import find_sections, refuse_contradictions
 
-    words = same_spelling(argv)
     every = set(others)
     for entry in METHODS.values():
         every |= _names(entry.sections.values())
     is_shared = bool(others)
-    sections, rest = _parse(words, find_sections, more, others=every, is_shared=is_shared, **layers)
+    layers |= {"others": every, "is_shared": is_shared}
+    sections, rest = _parse(command, words, find_sections, more, prog, **layers)
     names = given_names(words)
     if not is_shared:
         refuse_contradictions(names, sections)
@@ -113,24 +114,29 @@ def parse_run(
 
 
 def parse_stages(
-    argv: Sequence[str], more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
+    command: Callable[..., object],
+    words: Sequence[str],
+    more: Sequence[type],
+    prog: str,
+    *,
+    without: str,
 ) -> tuple[dict[str, Any], list[Any]]:
     """Read the sections of PGRA's stages by name, and one instance of each of `more`.
 
-    The reader's training and the sections in `without` are left out; `texts` are `prog`,
-    `description` and `epilog`.
+    The reader's training and the section `without` are left out.
     """
     from pgra.methods.base import find_options
 
-    sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
-    words = same_spelling(argv)
-    return _parse(words, lambda chosen: sections | find_options(chosen), more, **texts)
+    sections = {name: cls for name, cls in SECTIONS.items() if name != without}
+    return _parse(command, words, lambda chosen: sections | find_options(chosen), more, prog)
 
 
 def _parse(
-    words: list[str],
+    command: Callable[..., object],
+    words: Sequence[str],
     find: Callable[[Mapping[str, Any]], Mapping[str, type]],
     more: Sequence[type],
+    prog: str,
     *,
     others: Collection[str] = (),
     is_shared: bool = False,
@@ -152,7 +158,7 @@ def _parse(
             raise ConfigError(f"--{name} is of {options[name]}: add that, or leave {name} out")
         return every
 
-    groups = parse_arguments(classes, words, others={*others, *options}, **layers)
+    groups = parse(command, classes, words, prog, others={*others, *options}, **layers)
     sections = dict(zip(names, groups, strict=False))
     return sections, list(groups[len(names) :])
 
@@ -167,7 +173,7 @@ def _names(classes: Iterable[type]) -> set[str]:
 
 def given_names(words: Sequence[str]) -> set[str]:
     """Return the names of the arguments that are given as flags."""
-    flags = [word for word in same_spelling(words) if word.startswith("--")]
+    flags = [word for word in words if word.startswith("--")]
     return {flag[2:].partition("=")[0] for flag in flags}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
+from pgra.commands.common import join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root, wants_help
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ QUESTIONS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """See prompt-guided retrieval at work on real models and real text, in three minutes.
 
     Examples:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, and of
     demo-questions.yaml and demo-claims.yaml for these. Stopped, it resumes where it was.
     """
-    words = [*(argv or [])]
+    words = [*argv]
     if wants_help(words):
         _parse(words)
     context = join_run(words)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(words: Sequence[str]) -> "RunArguments":
     config = [] if "--config" in words else ["--config", "demo"]
-    args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
+    args, _ = parse_run(main, [*config, *words])
     return args
 
 

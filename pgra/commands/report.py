@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.artifacts import write_text
-from pgra.commands.common import about, name_leading, say
-from pgra.config import Arguments, arg, choose, parse_arguments
+from pgra.commands.common import name_leading, parse, say
+from pgra.config import Arguments, arg, choose
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ReportArguments(Arguments):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Put finished runs into one table, with tests and the paper's values.
 
     Examples:
@@ -64,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stand first. A grid has a table of its own and names the paper's table by itself. Bold, or with
     a star, is what beats the baseline by more than noise.
     """
-    words = name_leading("--paths", argv)
-    (args,) = parse_arguments([ReportArguments], words, prog="pgra report", **about(main))
+    (args,) = parse(main, [ReportArguments], name_leading("--paths", argv))
     from pgra.report.compare import compare_runs, load_reference
     from pgra.report.results import load_collection
     from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure

@@ -57,11 +57,11 @@ def main(words: Sequence[str]) -> int:
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
     sections, (texts, files, show, work) = common.parse_stages(
+        main,
         words,
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
-        without=["reader"],
-        prog="pgra search --task NAME",
-        **common.about(main),
+        "pgra search --task NAME",
+        without="reader",
     )
     named_queries = files.read(texts.text)
     queries = list(named_queries.values())

@@ -45,11 +45,11 @@ def run_method(
     """Run a method, with each of the seeds, and show what was measured."""
     context = common.join_run(words)
     args, (series,) = common.parse_run(
+        command,
         words,
         [common.SeriesArguments],
-        prog=prog,
+        prog,
         defaults=[Defaults(prog, defaults)],
-        **common.about(command),
     )
     from pgra.methods.base import fill_folder
     from pgra.runs import run, run_seeds
