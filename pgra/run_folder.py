@@ -15,6 +15,7 @@ import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,9 @@ class RunFolder:
         """Content of `training.json`: the dev set's value and its step; empty without training."""
         return self.read_if_there(TRAINING_FILE)
 
-    @property
+    @cached_property
     def predictions(self) -> list[dict[str, Any]]:
-        """Content of `predictions.jsonl`, a dict for each test example."""
+        """Content of `predictions.jsonl`, a dict for each test example, read on first use."""
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @property

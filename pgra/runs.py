@@ -37,7 +37,7 @@ from pgra.parallel import Turn
 from pgra.progress import quiet_transformers
 from pgra.reader.record import Reader, read_record
 from pgra.report.metrics import no_better_than_one_label
-from pgra.report.results import FREE, Decisions, EvidenceLine, write_results
+from pgra.report.results import FREE, Answer, Decisions, write_results
 from pgra.rerank import BaseReranker, ReadyReranker
 from pgra.rerank.reranker import Reranker, make_ready
 from pgra.retrieval.dense import Index
@@ -56,7 +56,7 @@ from pgra.run_folder import (
     read_metrics,
     read_object,
 )
-from pgra.types import UNDECIDED, Example, Json, Query, is_query, read_queries
+from pgra.types import UNDECIDED, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
@@ -78,31 +78,6 @@ _PATHS = {  # arguments that may name a file or folder
     "train_file",
     "validation_file",
 }
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A run's decision on a new query.
-
-    Attributes:
-        label: Its label, or the text that was written.
-        scores: The probability of each label.
-        evidence: What was read beside it, best first.
-        exemplars: The examples before it in a prompt, in the prompt's order.
-        details: Further entries that the method gives it in `predictions.jsonl`.
-    """
-
-    query: Example
-    label: str
-    scores: Mapping[str, float]
-    evidence: Sequence[EvidenceLine] = ()
-    exemplars: Sequence[Example] = ()
-    details: Mapping[str, Json] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        """The query's text."""
-        return self.query.text
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,15 +189,7 @@ class Run(RunFolder):
         with self.busy, quiet_transformers():
             examples = read_queries(queries, self.method.data.task.inputs)
             decided = self.method.decide(examples)
-        answers = []
-        for i, example in enumerate(examples):
-            decision = decided.predictions[i]
-            evidence = decided.evidence[i] if decided.evidence else ()
-            exemplars = decided.exemplars[i] if decided.exemplars else ()
-            details = decided.details[i] if decided.details else {}
-            answer = Answer(example, decision.label, decision.scores, evidence, exemplars, details)
-            answers.append(answer)
-        return answers
+        return decided.answers(examples)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
         """Upload the trained reader with its model card; return the address of the commit.

@@ -25,7 +25,7 @@ class ShowArguments(Arguments):
     num_shown: int = arg(5, "Passages of each stage that are shown for a text.", least=1)
 
 
-def search(argv: Sequence[str] | None = None) -> int:
+def search(argv: Sequence[str]) -> int:
     """Run both stages where a task, an LM or a reranker is named, else the first alone."""
     words = common.name_leading("--text", argv)
     if common.given_names(words) & {"task", "lm", "reranker"}:

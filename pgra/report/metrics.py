@@ -546,14 +546,6 @@ def sign_flip(parts: Sequence[float] | Values) -> float:
     return float((1 + (np.abs(sums) >= least).sum()) / (_FLIPS + 1))
 
 
-def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
-    """Return the two-sided p of McNemar's test, exact by the binomial (McNemar 1947).
-
-    It is 1 if no example is right for one method only.
-    """
-    return sign_flip(np.asarray(correct_a, np.float64) - np.asarray(correct_b, np.float64))
-
-
 def combine_p(p_values: Sequence[float]) -> float:
     """Return one p-value of several tests of one claim, under any dependence (Rueger 1978).
 
