@@ -121,7 +121,6 @@ class Run(RunFolder):
             ArtifactError: If there is no finished run, or it is damaged.
             ModelError: If the device is not there.
         """
-        context = Context(device=device)
         changes = {"device": device}
         home = fetch_folder("run", folder)
         if is_on_hub(folder):
@@ -133,7 +132,7 @@ class Run(RunFolder):
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         ready = None if reranker is None else make_ready(reranker)
-        return cls(home, args, _context_of(args, context), reused=True, reranker=ready)
+        return cls(home, args, _context_of(args, ALONE), reused=True, reranker=ready)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -263,8 +262,10 @@ def train(
     for split, rows in (("train", train), ("validation", validation), ("test", test)):
         if rows is not None:
             values[f"{split}_file"] = _rows_file(task, rows, split, home)
+    ready = None
     if isinstance(reranker, BaseReranker | Reranker):
-        values |= make_ready(reranker).arguments
+        ready = make_ready(reranker)
+        values |= ready.arguments
     elif isinstance(reranker, type):
         values["reranker"] = f"{reranker.__module__}:{reranker.__qualname__}"
     elif reranker is not None:
@@ -285,7 +286,6 @@ def train(
             layers += [f"--{name}", str(value)]
     args = arguments_of(values, layers, caller="pgra.train")
     with quiet_transformers():
-        ready = reranker if isinstance(reranker, BaseReranker | Reranker) else None
         return run(args, reranker=ready)
 
 
@@ -341,7 +341,7 @@ def run(
     args: RunArguments,
     context: Context = ALONE,
     *,
-    reranker: BaseReranker | Reranker | None = None,
+    reranker: ReadyReranker | None = None,
 ) -> Run:
     """Run a method, or return its finished run; a ready `reranker` replaces the named one.
 
@@ -349,8 +349,7 @@ def run(
         ArtifactError: If the folder holds another run.
     """
     args = variant(args, args.folder, args.seed)
-    ready = None if reranker is None else make_ready(reranker)
-    return run_all({args.seed: args}, context, reranker=ready)[args.seed]
+    return run_all({args.seed: args}, context, reranker=reranker)[args.seed]
 
 
 def run_all(
@@ -450,10 +449,8 @@ def _fit(method: Method, run: RunFolder, fields: Mapping[str, Json]) -> Mapping[
 
 def identity(method: Method) -> dict[str, Json]:
     """Return all that decides a run's predictions, as far as it is known yet."""
-    fingerprints = {**method.fingerprints}
-    fingerprints.pop("run", None)
     labels = list(method.data.labels)
-    return {**_names(method), "labels": labels, **method.identity(), **fingerprints}
+    return {**_names(method), "labels": labels, **method.identity(), **method.fingerprints}
 
 
 def _names(method: Method) -> dict[str, Json]:

@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     command resumes where it was stopped.
     """
     if wants_help(words):
-        common.parse_run(main, words, [GridArguments], "pgra ablate NAME|FILE.yaml")
+        common.parse_run(main, "pgra ablate NAME|FILE.yaml", words, [GridArguments])
     if words == ["--list"]:
         common.say(_list_grids())
         return 0
@@ -193,6 +193,7 @@ def resolve_point(
         over.append(Defaults(grid.origin, {"artifacts_dir": folder}, wins=True))
     args, _ = common.parse_run(
         main,
+        "pgra ablate",
         words,
         defaults=[*grid.under(task, point), *over],
         others=argument_names(grid),

@@ -6,13 +6,13 @@ import logging
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import getdoc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Arguments, Classes, arg, parse_arguments
+from pgra.config import Arguments, arg, field_names, parse_arguments, parse_sections
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
@@ -53,7 +53,7 @@ class SeriesArguments(Arguments):
 
 def all_arguments() -> set[str]:
     """Return the names of all arguments that a YAML for several programs may hold."""
-    return _names([*SECTIONS.values(), SeriesArguments, TrainingArguments])
+    return field_names([*SECTIONS.values(), SeriesArguments, TrainingArguments])
 
 
 def about(command: Callable[..., object]) -> dict[str, Any]:
@@ -69,14 +69,14 @@ def name_leading(flag: str, words: Sequence[str]) -> list[str]:
 
 def parse(
     command: Callable[..., object],
-    classes: Classes,
+    classes: Sequence[type],
     words: Sequence[str],
     prog: str = "",
     **others: Any,
 ) -> tuple[Any, ...]:
     """Read a command's arguments: its help is its docstring, and its name is its file's.
 
-    `others` are as in `parse_arguments`.
+    `others` are as in `parse_sections`.
     """
     prog = prog or f"pgra {command.__module__.rpartition('.')[2]}"
     return parse_arguments(classes, words, prog=prog, **about(command), **others)
@@ -84,9 +84,9 @@ def parse(
 
 def parse_run(
     command: Callable[..., object],
+    prog: str,
     words: Sequence[str],
     more: Sequence[type] = (),
-    prog: str = "",
     *,
     others: Collection[str] = (),
     **layers: Any,
@@ -95,29 +95,29 @@ def parse_run(
 
     `others` is for words of several runs, such as a grid's: all arguments that they may have. What
     this run does not have is then ignored, and what its method decides otherwise gives way.
-    `layers` are as in `parse_arguments`.
+    `layers` are as in `parse_sections`.
     """
     from pgra.methods.base import find_sections, refuse_contradictions
 
     every = set(others)
     for entry in METHODS.values():
-        every |= _names(entry.sections.values())
+        every |= field_names(entry.sections.values())
     is_shared = bool(others)
     layers |= {"others": every, "is_shared": is_shared}
-    sections, rest = _parse(command, words, find_sections, more, prog, **layers)
+    sections, rest = parse_chosen(command, prog, words, find_sections, more, **layers)
     names = given_names(words)
     if not is_shared:
         refuse_contradictions(names, sections)
-        for name in sorted(names & every - _names(map(type, [*sections.values(), *rest]))):
+        for name in sorted(names & every - field_names(map(type, [*sections.values(), *rest]))):
             logger.warning("--%s is of another method: it is not used", name)
     return RunArguments(sections), rest
 
 
 def parse_stages(
     command: Callable[..., object],
+    prog: str,
     words: Sequence[str],
     more: Sequence[type],
-    prog: str,
     *,
     without: str,
 ) -> tuple[dict[str, Any], list[Any]]:
@@ -127,16 +127,16 @@ def parse_stages(
     """
     from pgra.methods.base import find_options
 
-    sections = {name: cls for name, cls in SECTIONS.items() if name != without}
-    return _parse(command, words, lambda chosen: sections | find_options(chosen), more, prog)
+    stages = {name: cls for name, cls in SECTIONS.items() if name != without}
+    return parse_chosen(command, prog, words, lambda chosen: stages | find_options(chosen), more)
 
 
-def _parse(
+def parse_chosen(
     command: Callable[..., object],
+    prog: str,
     words: Sequence[str],
     find: Callable[[Mapping[str, Any]], Mapping[str, type]],
     more: Sequence[type],
-    prog: str,
     *,
     others: Collection[str] = (),
     is_shared: bool = False,
@@ -145,30 +145,19 @@ def _parse(
     """Read the sections that `find` returns for the classes that are chosen, and `more`."""
     from pgra.methods.base import known_options
 
-    names: list[str] = []
     options = known_options()
 
-    def classes(chosen: Mapping[str, Any]) -> list[type]:
-        sections = find(chosen)
-        names.extend(sections)
-        every = [*sections.values(), *more]
-        strange = given_names(words) & {*options} - _names(every)
+    def find_all(chosen: Mapping[str, Any]) -> dict[str, type]:
+        sections = {**find(chosen), **{cls.__name__: cls for cls in more}}
+        strange = given_names(words) & {*options} - field_names(sections.values())
         if strange and not is_shared:
             name = min(strange)
             raise ConfigError(f"--{name} is of {options[name]}: add that, or leave {name} out")
-        return every
+        return sections
 
-    groups = parse(command, classes, words, prog, others={*others, *options}, **layers)
-    sections = dict(zip(names, groups, strict=False))
-    return sections, list(groups[len(names) :])
-
-
-def _names(classes: Iterable[type]) -> set[str]:
-    """Return the names of the arguments of classes."""
-    names = set()
-    for cls in classes:
-        names |= {field.name for field in fields(cls)}
-    return names
+    texts = {"prog": prog, **about(command)}
+    sections = parse_sections(find_all, words, others={*others, *options}, **texts, **layers)
+    return sections, [sections.pop(cls.__name__) for cls in more]
 
 
 def given_names(words: Sequence[str]) -> set[str]:

@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(words: Sequence[str]) -> "RunArguments":
     config = [] if "--config" in words else ["--config", "demo"]
-    args, _ = parse_run(main, [*config, *words])
+    args, _ = parse_run(main, "pgra demo", [*config, *words])
     return args
 
 

@@ -58,9 +58,9 @@ def main(words: Sequence[str]) -> int:
     """
     sections, (texts, files, show, work) = common.parse_stages(
         main,
+        "pgra search --task NAME",
         words,
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
-        "pgra search --task NAME",
         without="reader",
     )
     named_queries = files.read(texts.text)

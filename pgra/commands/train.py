@@ -46,9 +46,9 @@ def run_method(
     context = common.join_run(words)
     args, (series,) = common.parse_run(
         command,
+        prog,
         words,
         [common.SeriesArguments],
-        prog,
         defaults=[Defaults(prog, defaults)],
     )
     from pgra.methods.base import fill_folder

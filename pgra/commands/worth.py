@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     if words[:1] == ["--runs"]:
         return consistency(words)
     defaults = [Defaults("pgra worth", {"evidence": "auto"}, wins=True)]
-    args, (options,) = parse_run(main, words, [WorthArguments], defaults=defaults)
+    args, (options,) = parse_run(main, "pgra worth", words, [WorthArguments], defaults=defaults)
     quiet_libraries()
     from pgra.context import Context
     from pgra.experiments.worth import measure_worth, worth_table

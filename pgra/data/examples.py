@@ -269,7 +269,7 @@ def read_split(task: AnyTask, raw: RawSplit, split: str) -> list[Example]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples of one run.
+    """A task's examples for one run.
 
     Attributes:
         train: To train on, and to draw exemplars from.
@@ -279,9 +279,10 @@ class Splits:
             ("test_rows_in_train"; they are not dropped).
     """
 
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example]
+    task: AnyTask
+    train: Sequence[Example]
+    dev: Sequence[Example]
+    test: Sequence[Example]
     notes: Mapping[str, Json] = field(default_factory=dict)
 
 
@@ -357,7 +358,7 @@ def load_splits(
             f"all {shared} test texts also stand in the training file, so nothing new is measured: "
             "give another --test_file, or --allow_test_in_train"
         )
-    return Splits(train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
+    return Splits(task, train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
 
 
 def open_named(
@@ -444,7 +445,7 @@ def sample(rows: Sequence[Example], most: int | None, seed: int) -> list[Example
 
 def draw_shots(
     examples: Sequence[Example], labels: Sequence[str], num_shots: int, seed: int
-) -> Splits:
+) -> tuple[list[Example], list[Example]]:
     """Shuffle the examples, and take each label's first K to train on, the next K as dev.
 
     The draw depends on their order; `seed` is of numpy's old generator, as in the original.
@@ -464,4 +465,4 @@ def draw_shots(
             )
         train += group[:num_shots]
         dev += group[num_shots : 2 * num_shots]
-    return Splits(train, dev, [])
+    return train, dev

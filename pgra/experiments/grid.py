@@ -22,7 +22,7 @@ All points share one artifacts folder, so one LM with one prompt has one bank.
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
@@ -33,7 +33,7 @@ from pgra.artifacts import write_sealed
 from pgra.context import Context
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.methods.arguments import RunArguments
-from pgra.methods.base import find_method, find_sections
+from pgra.methods.base import bare_name, find_method, find_sections
 from pgra.report.results import GRID_FILE
 from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, RunFolder, read_object
 from pgra.types import Json
@@ -193,8 +193,7 @@ def argument_names(grid: Grid) -> set[str]:
     for point in grid.cells:
         values = {**grid.base, **point.values}
         chosen = {name: values[name] for name in config.CHOOSING if name in values}
-        for cls in find_sections(chosen).values():
-            names |= {f.name for f in fields(cls)}
+        names |= config.field_names(find_sections(chosen).values())
     return names
 
 
@@ -216,11 +215,6 @@ class GridRun(RunFolder):
     def name(self) -> str:
         task = "" if self.task is None else f"{self.task}, "
         return f"{task}{self.point.name}, seed {self.args.seed}"
-
-
-def task_name(task: str) -> str:
-    """Return a task's name; it may be given by its YAML's path."""
-    return task.rpartition("/")[2].removesuffix(".yaml")
 
 
 def make_runs(
@@ -250,7 +244,7 @@ def make_runs(
         tasks = grid.tasks
     is_apart = max(len(grid.tasks), len(tasks)) > 1
     for task, point in product(tasks or (None,), grid.cells):
-        home = root / task_name(task) if is_apart and task else root
+        home = root / bare_name(task) if is_apart and task else root
         try:
             args = resolve(task, point)
             is_drawn = find_method(args.runtime.method).uses_seed(args)
@@ -315,7 +309,7 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
             values |= section
         fresh = {
             "name": run.point.name,
-            "task": task_name(str(run.args.data.task)),
+            "task": bare_name(str(run.args.data.task)),
             "values": {name: values.get(name) for name in grid.axes},
             "seeds": {},
         }
