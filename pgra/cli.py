@@ -17,6 +17,7 @@ from pgra.errors import (
     check_alone,
     device_fault,
     missing_package,
+    one_line,
     system_fault,
     unknown_name,
     visible,
@@ -109,7 +110,7 @@ def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    message = " ".join(message.split())  # such as a YAML parser's, in several lines
+    message = one_line(message)  # such as a YAML parser's, in several lines
     head = "error: " if code == 2 else ""
     sys.stdout.flush()
     # Of a path that is not UTF-8, or from another program.

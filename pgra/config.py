@@ -282,7 +282,7 @@ GROUPS = (
     "Output",
     "General",
 )
-HELP = ("-h", "--help", "--help-all", "--help_all")
+HELP = ("-h", "--help", "--help_all")
 
 
 def same_spelling(words: Sequence[str]) -> list[str]:
@@ -412,7 +412,7 @@ def parse_sections(
     for layer in layers:
         values |= check_defaults(layer, kinds, layer.values if is_help else others)
     parser = HelpParser(prog, description, epilog)
-    is_whole = not {*words}.isdisjoint(HELP[2:])
+    is_whole = "--help_all" in words
     _add_flags(parser, classes.values(), values, unused, is_help=is_help, is_whole=is_whole)
     profiles = ", ".join(list_yamls("profiles"))
     about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."

@@ -56,7 +56,7 @@ from pgra.run_folder import (
     read_metrics,
     read_object,
 )
-from pgra.types import UNDECIDED, Json, Query, is_query, read_queries
+from pgra.types import UNDECIDED, Fields, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
@@ -421,7 +421,7 @@ def _make(method: Method, notes: Sequence[str], *, may_lack_reader: bool) -> Run
     return Run(run.folder, args, context, reused=is_done, reranker=method.reranker)
 
 
-def _fit(method: Method, run: RunFolder, fields: Mapping[str, Json]) -> Mapping[str, Any]:
+def _fit(method: Method, run: RunFolder, fields: Fields) -> Mapping[str, Any]:
     """Train unless that is done; return the dev set's record, empty if nothing was decided."""
     record = run.training if run.has_reader else {}
     if record:

@@ -15,6 +15,7 @@ from pgra.config import (
     read_yaml,
     wants_help,
 )
+from pgra.context import join_context
 from pgra.errors import ConfigError, PgraError
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"the grid varies {both.pop()}: give --seeds, or a YAML that extends it")
     if options.tasks and "task" in flags:
         raise ConfigError("--task and --tasks both name what to run: give one of them")
-    context = common.join_run(rest)
     suffix = "-demo" if options.demo else ""
     root = Path(options.output_dir or f"runs/ablate-{grid.name}{suffix}")
     runs = make_runs(
@@ -82,6 +82,7 @@ def main(words: Sequence[str]) -> int:
         lambda task, point: resolve_point(grid, task, point, rest, root),
         [] if "task" in flags else options.tasks,
     )
+    context = join_context(runs[0].args.runtime.device)
     common.quiet_libraries()
     if options.dry_run:
         lines = [run.name + (", finished" if run.is_finished else "") for run in runs]
@@ -155,21 +156,20 @@ def _describe_seconds(runs: "Sequence[GridRun]") -> str:
 def _describe_best(runs: "Sequence[GridRun]") -> str:
     """List each task's best point on the dev set, beside what the paper chose (table 7)."""
     from pgra.report.compare import load_reference
-    from pgra.report.tables import Table
+    from pgra.report.tables import Table, TableRow
 
     values: dict[str, dict[str, float | None]] = {}
     for run in runs:
         of_task = values.setdefault(str(run.args.data.task), {})
         of_task[run.point.name] = run.training["value"]
     forms = {"task": "", "best point": "", "dev": ".4f"}
-    rows: list[dict[str, float | str | None]] = []
+    rows: list[TableRow] = []
     for task, of_task in values.items():
         measured = {point: value for point, value in of_task.items() if value is not None}
         if len(measured) < len(of_task):
             return "the dev set was not measured: give --eval_steps"
         best = max(measured, key=lambda point: measured[point])  # the first of equals
-        row: dict[str, float | str | None]
-        row = {"task": task, "best point": best, "dev": measured[best]}
+        row: TableRow = {"task": task, "best point": best, "dev": measured[best]}
         for name, printed in load_reference("T7").rows.items():
             row[f"{name} (paper)"] = printed.get(task)
             forms[f"{name} (paper)"] = "g"
@@ -185,7 +185,6 @@ def resolve_point(
     `task` is None where the arguments name one; `root` is the folder of the grid's runs.
     """
     from pgra.experiments.grid import argument_names
-    from pgra.methods.base import fill_folder
 
     over = [grid.over(task, point)]
     if not grid.share:  # artifacts of its own
@@ -198,4 +197,4 @@ def resolve_point(
         defaults=[*grid.under(task, point), *over],
         others=argument_names(grid),
     )
-    return fill_folder(args)
+    return args

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import Arguments, arg, field_names, parse_arguments, parse_sections
@@ -19,7 +18,6 @@ from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArgumen
 from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
-    from pgra.context import Context
     from pgra.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -97,7 +95,7 @@ def parse_run(
     this run does not have is then ignored, and what its method decides otherwise gives way.
     `layers` are as in `parse_sections`.
     """
-    from pgra.methods.base import find_sections, refuse_contradictions
+    from pgra.methods.base import fill_folder, find_sections, refuse_contradictions
 
     every = set(others)
     for entry in METHODS.values():
@@ -110,25 +108,7 @@ def parse_run(
         refuse_contradictions(names, sections)
         for name in sorted(names & every - field_names(map(type, [*sections.values(), *rest]))):
             logger.warning("--%s is of another method: it is not used", name)
-    return RunArguments(sections), rest
-
-
-def parse_stages(
-    command: Callable[..., object],
-    prog: str,
-    words: Sequence[str],
-    more: Sequence[type],
-    *,
-    without: str,
-) -> tuple[dict[str, Any], list[Any]]:
-    """Read the sections of PGRA's stages by name, and one instance of each of `more`.
-
-    The reader's training and the section `without` are left out.
-    """
-    from pgra.methods.base import find_options
-
-    stages = {name: cls for name, cls in SECTIONS.items() if name != without}
-    return parse_chosen(command, prog, words, lambda chosen: stages | find_options(chosen), more)
+    return fill_folder(RunArguments(sections)), rest
 
 
 def parse_chosen(
@@ -164,15 +144,6 @@ def given_names(words: Sequence[str]) -> set[str]:
     """Return the names of the arguments that are given as flags."""
     flags = [word for word in words if word.startswith("--")]
     return {flag[2:].partition("=")[0] for flag in flags}
-
-
-def join_run(words: Sequence[str]) -> "Context":
-    """Join the other processes of `accelerate launch`."""
-    from pgra.context import join_context
-
-    is_on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
-    with _loading():
-        return join_context("cpu" if is_on_cpu else "auto")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pgra.artifacts import write_text
 from pgra.commands.common import name_leading, parse, say
 from pgra.config import Arguments, arg, choose
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
@@ -160,7 +160,7 @@ def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
                     _read_before(line, pool),
                 )
                 answers.append(answer)
-            samples.append(Sample(task, f"{key}: {_one_line(query['text'])}", right, answers))
+            samples.append(Sample(task, f"{key}: {one_line(query['text'])}", right, answers))
     return samples
 
 
@@ -172,20 +172,16 @@ def _pool_texts(run: "FinishedRun") -> Mapping[str, str]:
     from pgra.runs import read_arguments
 
     pool = TaskData.read(read_arguments(run.folder, {}), is_trained=False).train
-    return {example.id: f"{example.label}: {_one_line(example.text)}" for example in pool}
+    return {example.id: f"{example.label}: {one_line(example.text)}" for example in pool}
 
 
 def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
     """Return a query's exemplars in the prompt's order, or its evidence, best first."""
     texts = [(x["similarity"], pool.get(x["id"], x["id"])) for x in line.get("exemplars", ())]
     if not texts:
-        texts = [(x["score"], _one_line(x["text"])) for x in line["evidence"]]
+        texts = [(x["score"], one_line(x["text"])) for x in line["evidence"]]
     lines = []
     for score, text in texts:
         number = "" if score is None else f"{score:.3f}"
         lines.append(f"{number:>7}  {text}")
     return lines
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -56,12 +56,15 @@ def main(words: Sequence[str]) -> int:
     stages for all splits of the task, and says where their products lie. With --retriever
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
-    sections, (texts, files, show, work) = common.parse_stages(
+    from pgra.methods.base import find_options
+
+    stages = {name: cls for name, cls in common.SECTIONS.items() if name != "reader"}
+    sections, (texts, files, show, work) = common.parse_chosen(
         main,
         "pgra search --task NAME",
         words,
+        lambda chosen: stages | find_options(chosen),
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
-        without="reader",
     )
     named_queries = files.read(texts.text)
     queries = list(named_queries.values())

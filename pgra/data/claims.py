@@ -19,7 +19,7 @@ from pgra.data.corpus import Corpus
 from pgra.data.tasks import LABEL
 from pgra.data.text import LEAK_JACCARD, split_words
 from pgra.errors import ArtifactError, DataError
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 KINDS = ("year", "number", "entity")
 _WORDS = range(10, 25)  # of a source
@@ -172,7 +172,7 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
     )
 
 
-def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:
+def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Fields:
     facts = {}
     for row, text in enumerate(corpus):
         if fact := find_fact(text.split(), args.kind):

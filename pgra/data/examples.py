@@ -22,7 +22,7 @@ from pgra.data.read import RawSplit, Record, file_kind, load_data_set, read_tabl
 from pgra.data.tasks import SPLITS, AnyTask, HubSource
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError, DataError, show
-from pgra.types import Example, Json, as_list
+from pgra.types import Example, Fields, as_list
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class Splits:
     train: Sequence[Example]
     dev: Sequence[Example]
     test: Sequence[Example]
-    notes: Mapping[str, Json] = field(default_factory=dict)
+    notes: Fields = field(default_factory=dict)
 
 
 def load_splits(

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pgra.artifacts import at_home
-from pgra.errors import ArtifactError, ConfigError, DataError, cut, reading, show, unknown_name
+from pgra.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    cut,
+    one_line,
+    reading,
+    show,
+    unknown_name,
+)
 from pgra.types import as_text
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
@@ -242,7 +251,7 @@ def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 def hub_reason(error: BaseException) -> str:
     """Return a hub's error as one line."""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = one_line(error) or type(error).__name__
     return f"{cut(reason, _LONGEST_REASON).rstrip('.')}."
 
 

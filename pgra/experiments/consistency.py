@@ -9,8 +9,8 @@ paper's scores are 69.0 to 69.3 %), and *chance*, that of evidence unrelated to 
 of the labels' shares of the queries times their shares of the evidence. See docs/worth.md.
 
 DIR/consistency.md, .csv              tables (.csv: the scores)
-DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line; the
-                                      checksum is the labeler's
+DIR/pseudo_labels/TASK-CHECKSUM.json  each text's labels' probabilities; the checksum is the
+                                      labeler's
 """
 
 import logging
@@ -22,17 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.artifacts import digest, file_checksum, set_aside, write_lines, write_text
+from pgra.arrays import Counts, Values
+from pgra.artifacts import file_checksum, read_sealed, set_aside, write_sealed, write_text
 from pgra.errors import ConfigError, DamageError, DataError
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
-from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
+from pgra.report.metrics import bootstrap_mean, compare_means, interval_95
 from pgra.report.results import FinishedRun, load_collection
-from pgra.report.tables import Cell, Table
-from pgra.run_folder import RECORD_FILE, read_lines
-from pgra.types import Json
+from pgra.report.tables import Cell, Table, TableRow
+from pgra.run_folder import RECORD_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ _MEANING = (
     "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
     "Intervals and p are of a bootstrap over queries; if the interval holds 0, it may be noise.",
 )
-_Counts = npt.NDArray[np.int64]
 Lines = Sequence[Mapping[str, Any]]  # of a run's predictions.jsonl
 Row = tuple[str, str]  # a task, and a row's name
 
@@ -65,8 +63,8 @@ class Consistency:
     task: str
     ids: Sequence[str]
     shares: Values
-    queries: _Counts
-    right: _Counts
+    queries: Counts
+    right: Counts
     majority: float
     chance: float
 
@@ -127,12 +125,12 @@ def score_table(
     `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """
     bases = {run.task: run for run in runs if run.name == baseline}
-    rows: list[dict[str, float | str | None]] = []
+    rows: list[TableRow] = []
     scores: dict[str, list[float]] = {}
     for run in runs:
         score = 100 * run.score
         scores.setdefault(run.name, []).append(score)
-        row: dict[str, float | str | None] = {
+        row: TableRow = {
             "run": run.name,
             "task": run.task,
             "d": run.depth,
@@ -226,17 +224,13 @@ def label_texts(
     come.
     """
     checksum = file_checksum(labeler.home / RECORD_FILE)  # which holds those of its weights
-    path = folder / f"{labeler.record.task}-{checksum[:12]}.jsonl"
+    path = folder / f"{labeler.record.task}-{checksum[:12]}.json"
     probabilities: dict[str, dict[str, float]] = {}
     if path.is_file():
         try:
-            for row in read_lines(path):
-                if row.pop("digest", None) != digest(row):
-                    raise DamageError(f"{path} is damaged")
-                probabilities[row["text"]] = row["scores"]
+            probabilities = read_sealed(path)["scores"]
         except DamageError as error:
             set_aside(path, error.what)
-            probabilities = {}
     missing = [text for text in dict.fromkeys(texts) if text not in probabilities]
     logger.info("labeler %s: %d texts, %d to read", labeler.home, len(texts), len(missing))
     if missing:
@@ -245,9 +239,7 @@ def label_texts(
         batch = missing[start : start + _SAVED_EVERY]
         for text, prediction in zip(batch, reader.predict(batch, []), strict=True):
             probabilities[text] = dict(prediction.scores)
-        lines: list[dict[str, Json]]
-        lines = [{"text": text, "scores": scores} for text, scores in probabilities.items()]
-        write_lines(path, [{**line, "digest": digest(line)} for line in lines])
+        write_sealed(path, {"scores": probabilities})
     # Of equal chances the task's first label.
     return {text: max(scores, key=lambda x: scores[x]) for text, scores in probabilities.items()}
 

@@ -31,7 +31,7 @@ from typing import Any
 from pgra import config
 from pgra.artifacts import write_sealed
 from pgra.context import Context
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, one_line
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import bare_name, find_method, find_sections
 from pgra.report.results import GRID_FILE
@@ -283,7 +283,7 @@ def run_grid(
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
-            failures[run.name] = " ".join(str(error).split())
+            failures[run.name] = one_line(error)
             continue
         if drop_readers and run.args.method != "plain" and context.is_main:
             run.remove_checkpoints()

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Scores
+from pgra.arrays import Scores, Values
 from pgra.artifacts import digest
 from pgra.config import CHOOSING, Defaults, field_names, find_class, parse_sections
 from pgra.context import Context
@@ -33,7 +32,7 @@ from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import ReadyReranker, find_reranker
 from pgra.retrieval.base import examples_digest, find_retriever
-from pgra.types import Example, Json
+from pgra.types import Example, Fields, Json
 
 SPLITS = ("train", "dev", "test")
 _BOOTSTRAP_SEED = 0
@@ -106,7 +105,7 @@ class TaskData(Splits):
         return digests
 
 
-def label_shares(data: TaskData) -> npt.NDArray[np.float64]:
+def label_shares(data: TaskData) -> Values:
     """Return the labels' shares among the training examples, (C,), each with one example more."""
     counts = Counter(str(example.label) for example in data.train)
     shares = np.array([counts[label] + 1 for label in data.labels], np.float64)
@@ -163,7 +162,7 @@ def measure_answers(
     """
     measures = task.measure([prediction.label for prediction in decided.predictions], examples)
     more = more or {}
-    details: list[Mapping[str, Json]] = []
+    details: list[Fields] = []
     for i, example in enumerate(examples):
         line: dict[str, Json] = {"answers": list(example.answers)}
         for name, values in {**measures.by_text, **more}.items():
@@ -266,7 +265,7 @@ class Method(Timed, ABC):
         other.fingerprints = dict(self.fingerprints)
         return other
 
-    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002 (the contract's)
+    def fit(self, folder: Path) -> Fields | None:  # noqa: ARG002 (the contract's)
         """Learn from the training examples; a stopped run resumes in the same folder.
 
         Returns the dev set's results, "metric", "value", ...; None if it decided nothing.

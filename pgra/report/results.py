@@ -47,7 +47,7 @@ from pgra.run_folder import (
     read_object,
     write_metrics,
 )
-from pgra.types import UNDECIDED, Example, Json, Prediction
+from pgra.types import UNDECIDED, Example, Fields, Json, Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ class Decisions:
     predictions: Sequence[Prediction]
     evidence: Sequence[Sequence[EvidenceLine]] = ()
     exemplars: Sequence[Sequence[Example]] = ()
-    details: Sequence[Mapping[str, Json]] = ()
+    details: Sequence[Fields] = ()
     notes: Sequence[str] = ()
-    metrics: Mapping[str, Json] = field(default_factory=dict)
+    metrics: Fields = field(default_factory=dict)
     values: Mapping[str, float] | None = None
     interval: Sequence[float] | None = None
 
@@ -147,7 +147,7 @@ def answer_line(answer: Answer) -> dict[str, Json]:
 
 def write_results(
     folder: Path,
-    about: Mapping[str, Json],
+    about: Fields,
     labels: Sequence[str],
     examples: Sequence[Example],
     decided: Decisions,
@@ -224,7 +224,7 @@ class FinishedRun(RunFolder):
     name: str
     task: str
     seed: int = 0
-    arguments: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    arguments: Mapping[str, Fields] = field(default_factory=dict)
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
@@ -465,8 +465,8 @@ class Group:
     missing: Sequence[Missing] = ()
     axes: Sequence[str] = ()
     reference: str | None = None
-    baseline: Mapping[str, Json] | None = None
-    points: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    baseline: Fields | None = None
+    points: Mapping[str, Fields] = field(default_factory=dict)
 
 
 def load_collection(paths: Sequence[Path]) -> list[Group]:

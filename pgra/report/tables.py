@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pgra.artifacts import write_aside
+from pgra.errors import one_line
 from pgra.report.compare import AVERAGE, LEVEL, Study
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Cell:
         if value is None or isinstance(value, str):
             return cls(value or "")
         return cls(f"{value:{form}}", value=value)
+
+
+TableRow = dict[str, float | str | None]  # values by column
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ TABLE_FORMATS = {".txt": Table.to_text, ".md": Table.to_markdown, ".csv": Table.
 
 def _aligned(rows: Sequence[Sequence[str]], between: str) -> list[str]:
     """Pad all columns, the first to the left, the others to the right; a line for each row."""
-    rows = [[" ".join(text.split()) for text in row] for row in rows]
+    rows = [[one_line(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -270,7 +274,7 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     """Return all numbers of a row and column in percent; p-values as they are."""
     result = study.results.get((row, column))
     comparison = study.comparisons.get((row, column))
-    numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
+    numbers: TableRow = dict.fromkeys(_LONG)
     numbers |= {
         "table": study.group.title,
         "row": row,
