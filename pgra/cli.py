@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from pgra import __version__
-from pgra.config import HelpParser, add_general, same_spelling, wants_help
+from pgra.config import HelpParser, add_general, choose, same_spelling, wants_help
 from pgra.errors import (
-    ConfigError,
     PgraError,
     Stopped,
     check_alone,
@@ -19,7 +18,6 @@ from pgra.errors import (
     missing_package,
     one_line,
     system_fault,
-    unknown_name,
     visible,
 )
 
@@ -161,8 +159,7 @@ def dispatch(words: Sequence[str]) -> int:
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"pgra {__version__}\n")
         return 0
-    if words[0] not in COMMANDS:
-        raise ConfigError(unknown_name("command", words[0], COMMANDS))
+    choose("command", words[0], COMMANDS)
     if words[0] not in _SHARED:
         check_alone(f"pgra {words[0]}")
     module, _, name = COMMANDS[words[0]][0].partition(":")

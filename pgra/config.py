@@ -589,15 +589,18 @@ def check_defaults(
 _EVERY = "pgra.commands.common:all_arguments"
 
 
-def from_yaml(cls: type[_T], path: Path, **others: Any) -> _T:
+def from_yaml(
+    cls: type[_T], path: Path, values: Mapping[Any, Any] | None = None, **others: Any
+) -> _T:
     """Build a dataclass from a YAML whose keys are its fields; `others` are fields not in the file.
+
+    `values` are what was read from it.
 
     Raises:
         ConfigError: On an unreadable file, an unknown or missing key, or a wrong type.
     """
-    values = read_yaml(path)
     try:
-        return from_values(cls, values, **others)
+        return from_values(cls, read_yaml(path) if values is None else values, **others)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     from pgra.report.results import load_collection
     from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
 
-    groups = load_collection([Path(path) for path in args.paths])
+    groups = load_collection(list(map(Path, args.paths)))
     if args.samples is not None:
         if args.output:
             raise ConfigError("samples are shown, not written: leave out --samples or --output")

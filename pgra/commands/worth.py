@@ -76,8 +76,8 @@ def consistency(argv: Sequence[str]) -> int:
     from pgra.experiments.consistency import TABLES_FILE, report_consistency
 
     folder = Path(args.output_dir)
-    runs = [Path(name) for name in args.runs]
-    labelers = [Path(name) for name in args.labeler]
+    runs = list(map(Path, args.runs))
+    labelers = list(map(Path, args.labeler))
     report_consistency(runs, folder, labelers=labelers, device=args.device)
     say((folder / TABLES_FILE).read_text(encoding="utf-8"))
     return 0

@@ -153,10 +153,7 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     if demo:
         values = _merge({**values, "by_task": {}}, small)
     values.setdefault("title", path.stem)
-    try:
-        grid = config.from_values(Grid, values, name=path.stem, origin=str(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    grid = config.from_yaml(Grid, path, values, name=path.stem, origin=str(path))
     if {"seed", "task"} & {*grid.axes}:
         raise ConfigError(f"{path}: seed and task cannot be axes: give --seeds or --tasks")
     return grid
@@ -323,5 +320,4 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
         "baseline": grid.baseline,
         "points": list(points.values()),
     }
-    root.mkdir(parents=True, exist_ok=True)
     write_sealed(path, record)

@@ -17,7 +17,6 @@ from pgra.artifacts import (
     record_files,
     write_sealed,
 )
-from pgra.context import Context
 from pgra.data.read import fetch_folder
 from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
@@ -203,4 +202,4 @@ class Reader:
             layout=record.layout,
         )
         with self.busy:  # of several threads one at a time
-            return self.classifier.predict(inputs, Context())
+            return self.classifier.predict(inputs)

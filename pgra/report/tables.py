@@ -316,9 +316,8 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format of a path's suffix."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with write_aside(path) as aside:
-        figure.savefig(aside, format=path.suffix.removeprefix("."), dpi=150)
+        figure.savefig(aside, dpi=150)
 
 
 def number_axis(study: Study) -> str | None:
