@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import statistics
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -211,6 +210,8 @@ def show_metrics(run: "Run") -> str:
 
 def show_seeds(runs: "Mapping[int, Run]") -> str:
     """Show each run, their mean and spread, and the notes of all."""
+    from pgra.report.tables import with_sd
+
     lines = []
     notes: list[str] = []
     for run in runs.values():
@@ -218,9 +219,6 @@ def show_seeds(runs: "Mapping[int, Run]") -> str:
         lines.append(line)
         notes += [note for note in more if note not in notes]
     values = [float(run.metrics["value"]) for run in runs.values()]
-    mean = f"{statistics.fmean(values):.4f}"
-    if len(values) > 1:
-        mean += f" ± {statistics.stdev(values):.4f}"
     seeds = " ".join(map(str, runs))
-    mean += f" (mean ± sample sd of {len(runs)} seeds: {seeds})"
+    mean = f"{with_sd(values, '.4f')} (mean ± sample sd of {len(runs)} seeds: {seeds})"
     return "\n".join([*lines, mean, *notes])

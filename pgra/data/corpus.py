@@ -145,12 +145,12 @@ class Source:
         if self.kind == "txt":
             for number, line in enumerate(read_lines(self.path), 1):
                 fields = {columns[0]: line.replace("\r", " ")}
-                yield Record(number, fields, f"{self.where}, line {number}")
+                yield Record(fields, f"{self.where}, line {number}")
         elif self.kind in ("parquet", "dataset"):
             with reading(self.where):
                 for number, values in enumerate(self._values(columns), 1):
                     cells = dict(zip(columns, values, strict=True))
-                    yield Record(number, cells, f"{self.where}, row {number}")
+                    yield Record(cells, f"{self.where}, row {number}")
         else:
             yield from read_table(self.path, KINDS)
 

@@ -125,7 +125,7 @@ def open_split(task: AnyTask, source: str, split: str) -> RawSplit | None:
         raise DataError(f"{where}: there are {', '.join(tables)}; give --{split}_file")
     columns = _columns(task, hub.columns)
     classes = find_classes(task, table, columns[task.target], hub.labels)
-    rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
+    rows = (Record(row, f"{where}, row {i}") for i, row in enumerate(table))
     return RawSplit(rows, columns, where, classes, is_standard)
 
 
@@ -169,7 +169,7 @@ def open_rows(task: AnyTask, rows: ExampleRows, where: str) -> RawSplit:
         if not isinstance(row, Mapping):
             raise DataError(f"{record_name} is a {type(row).__name__}, {show(row)}: give {_KINDS}")
         values = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
-        records.append(Record(number, values, record_name))
+        records.append(Record(values, record_name))
     if not records:
         raise DataError(f"{where} is empty: give at least one row")
     # The hub's names first: a file may have its columns and others.

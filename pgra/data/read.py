@@ -35,11 +35,9 @@ class Record:
     """One row of a source: a JSON object, a line of a table, a row of a data set.
 
     Attributes:
-        line: The line it stands on, from 1; of a data set its row, from 0.
         where: Where it stands, in words.
     """
 
-    line: int
     fields: Mapping[str, object]
     where: str
 
@@ -155,7 +153,7 @@ def _objects(path: Path) -> Iterator[Record]:
             raise DataError(f"{where}: not JSON ({error})") from None
         if not isinstance(value, dict):
             raise DataError(f"{where}: a {type(value).__name__}, not a JSON object")
-        yield Record(number, value, where)
+        yield Record(value, where)
 
 
 def _rows(path: Path, kind: str) -> Iterator[Record]:
@@ -177,7 +175,7 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
                 raise DataError(
                     f"{where}: a cell is quoted, but tsv has no quoting: save the file as csv"
                 )
-            yield Record(rows.line_num, values, where)
+            yield Record(values, where)
     except csv.Error as error:
         number = rows.reader.line_num  # that of `rows` itself is the last line read whole
         raise DataError(f"{path}, line {number}: not valid {kind} ({error})") from None

@@ -9,8 +9,8 @@ paper's scores are 69.0 to 69.3 %), and *chance*, that of evidence unrelated to 
 of the labels' shares of the queries times their shares of the evidence. See docs/worth.md.
 
 DIR/consistency.md, .csv              tables (.csv: the scores)
-DIR/pseudo_labels/TASK-CHECKSUM.json  each text's labels' probabilities; the checksum is the
-                                      labeler's
+DIR/pseudo_labels/TASK-CHECKSUM.jsonl a text, its labels' probabilities and a digest a line; the
+                                      checksum is the labeler's
 """
 
 import logging
@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 
 from pgra.arrays import Counts, Values
-from pgra.artifacts import file_checksum, read_sealed, set_aside, write_sealed, write_text
+from pgra.artifacts import digest, file_checksum, set_aside, write_lines, write_text
 from pgra.errors import ConfigError, DamageError, DataError
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
 from pgra.report.metrics import bootstrap_mean, compare_means, interval_95
 from pgra.report.results import FinishedRun, load_collection
 from pgra.report.tables import Cell, Table, TableRow
-from pgra.run_folder import RECORD_FILE
+from pgra.run_folder import RECORD_FILE, read_lines
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -224,13 +225,17 @@ def label_texts(
     come.
     """
     checksum = file_checksum(labeler.home / RECORD_FILE)  # which holds those of its weights
-    path = folder / f"{labeler.record.task}-{checksum[:12]}.json"
+    path = folder / f"{labeler.record.task}-{checksum[:12]}.jsonl"
     probabilities: dict[str, dict[str, float]] = {}
     if path.is_file():
         try:
-            probabilities = read_sealed(path)["scores"]
+            for row in read_lines(path):
+                if row.pop("digest", None) != digest(row):
+                    raise DamageError(f"{path} is damaged")
+                probabilities[row["text"]] = row["scores"]
         except DamageError as error:
             set_aside(path, error.what)
+            probabilities = {}
     missing = [text for text in dict.fromkeys(texts) if text not in probabilities]
     logger.info("labeler %s: %d texts, %d to read", labeler.home, len(texts), len(missing))
     if missing:
@@ -239,7 +244,9 @@ def label_texts(
         batch = missing[start : start + _SAVED_EVERY]
         for text, prediction in zip(batch, reader.predict(batch, []), strict=True):
             probabilities[text] = dict(prediction.scores)
-        write_sealed(path, {"scores": probabilities})
+        lines: list[dict[str, Json]]
+        lines = [{"text": text, "scores": scores} for text, scores in probabilities.items()]
+        write_lines(path, [{**line, "digest": digest(line)} for line in lines])
     # Of equal chances the task's first label.
     return {text: max(scores, key=lambda x: scores[x]) for text, scores in probabilities.items()}
 

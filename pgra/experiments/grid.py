@@ -90,7 +90,6 @@ class Grid:
     reference: str | None = None
     share: bool = True
     show: str | None = None
-    demo: "Grid | None" = None
 
     @cached_property
     def cells(self) -> list[Point]:

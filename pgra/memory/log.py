@@ -337,7 +337,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
         try:
             events.append(from_values(MemoryEntry, values, id=0))
         except PgraError as error:
-            raise DataError(f"{path}, line {record.line}: {error}") from None
+            raise DataError(f"{record.where}: {error}") from None
     return events
 
 

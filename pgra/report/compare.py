@@ -38,7 +38,6 @@ class ReferenceTable:
     """One table of a paper.
 
     Attributes:
-        name: Such as "T2a".
         columns: Tasks, and "average" where it is printed.
         rows: Values as printed (in percent), by row and column; some rows lack some.
         match: By row the run that it is compared with: values by argument, and "method".
@@ -46,7 +45,6 @@ class ReferenceTable:
         measure: "metric" where the values are the tasks' metrics, else another word.
     """
 
-    name: str
     title: str
     columns: Sequence[str]
     rows: Mapping[str, Mapping[str, float]]
@@ -88,7 +86,7 @@ def load_references() -> Mapping[str, ReferenceTable]:
                 pairs = zip(table["columns"], cells, strict=True)
                 rows[row] = {column: float(v) for column, v in pairs if v is not None}
             table_notes = [notes[note] for note in table.get("notes", ())]
-            tables[name] = ReferenceTable(name, **{**table, "rows": rows, "notes": table_notes})
+            tables[name] = ReferenceTable(**{**table, "rows": rows, "notes": table_notes})
     return tables
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
 from pgra.artifacts import write_aside
@@ -118,6 +119,12 @@ class Table:
 
 
 TABLE_FORMATS = {".txt": Table.to_text, ".md": Table.to_markdown, ".csv": Table.to_csv}
+
+
+def with_sd(values: Sequence[float], form: str) -> str:
+    """Return the mean, and of several values their sample standard deviation."""
+    sd = f" ± {stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
+    return f"{fmean(values):{form}}{sd}"
 
 
 def _aligned(rows: Sequence[Sequence[str]], between: str) -> list[str]:
