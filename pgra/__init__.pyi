@@ -8,10 +8,11 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.memory.memory import Memory
 from pgra.methods.head import Classifier
 from pgra.reader.record import Reader
+from pgra.report.results import Answer
 from pgra.rerank.base import BaseReranker, RerankRequest
 from pgra.rerank.reranker import Reranker
 from pgra.retrieval.dense import Index
-from pgra.runs import Answer, Run, train
+from pgra.runs import Run, train
 from pgra.types import Candidates, Example, Hit
 
 __version__: str

@@ -12,6 +12,8 @@ Rows = npt.NDArray[np.int64]  # of a corpus, (B, K)
 Scores = npt.NDArray[np.float32]  # (B, K), higher is better
 Vectors = npt.NDArray[np.float32]  # (P, D)
 Counts = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:

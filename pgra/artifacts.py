@@ -334,7 +334,7 @@ def write_manifest(
     counts: Fields,
     seconds: float,
     files: FileRecords | None = None,
-) -> Manifest:
+) -> None:
     """Finish an artifact: write its manifest, with records of all its files if `files` is None."""
     if files is None:
         files = record_files(folder)
@@ -343,7 +343,6 @@ def write_manifest(
         stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
     )
     write_sealed(folder / MANIFEST, asdict(manifest))
-    return manifest
 
 
 def is_finished(folder: Path) -> bool:

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from pgra import __version__
-from pgra.config import HelpParser, add_general, same_spelling, wants_help
+from pgra.config import HelpParser, add_general, choose, same_spelling, wants_help
 from pgra.errors import (
-    ConfigError,
     PgraError,
     Stopped,
     check_alone,
     device_fault,
     missing_package,
+    one_line,
     system_fault,
-    unknown_name,
     visible,
 )
 
@@ -109,7 +108,7 @@ def take_general(argv: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
-    message = " ".join(message.split())  # such as a YAML parser's, in several lines
+    message = one_line(message)  # such as a YAML parser's, in several lines
     head = "error: " if code == 2 else ""
     sys.stdout.flush()
     # Of a path that is not UTF-8, or from another program.
@@ -143,7 +142,7 @@ def _is_main() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(dispatch, list(sys.argv[1:] if argv is None else argv))
+    return run(dispatch, argv)
 
 
 def dispatch(words: Sequence[str]) -> int:
@@ -160,8 +159,7 @@ def dispatch(words: Sequence[str]) -> int:
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"pgra {__version__}\n")
         return 0
-    if words[0] not in COMMANDS:
-        raise ConfigError(unknown_name("command", words[0], COMMANDS))
+    choose("command", words[0], COMMANDS)
     if words[0] not in _SHARED:
         check_alone(f"pgra {words[0]}")
     module, _, name = COMMANDS[words[0]][0].partition(":")

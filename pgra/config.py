@@ -282,7 +282,7 @@ GROUPS = (
     "Output",
     "General",
 )
-HELP = ("-h", "--help", "--help-all", "--help_all")
+HELP = ("-h", "--help", "--help_all")
 
 
 def same_spelling(words: Sequence[str]) -> list[str]:
@@ -298,11 +298,7 @@ def same_spelling(words: Sequence[str]) -> list[str]:
 
 
 def wants_help(words: Sequence[str]) -> bool:
-    return any(word in HELP for word in words)
-
-
-def wants_all(words: Sequence[str]) -> bool:
-    return any(word in HELP[2:] for word in words)
+    return not {*words}.isdisjoint(HELP)
 
 
 def add_general(parser: "argparse._ActionsContainer") -> None:
@@ -380,12 +376,9 @@ class Defaults:
     wins: bool = False
 
 
-Classes = Sequence[type] | Callable[[Mapping[str, Any]], Sequence[type]]
-
-
-def parse_arguments(
-    classes: Classes,
-    argv: Sequence[str] | None,
+def parse_sections(
+    find: Callable[[Mapping[str, Any]], Mapping[str, type]],
+    words: Sequence[str],
     *,
     prog: str,
     description: str,
@@ -393,18 +386,17 @@ def parse_arguments(
     defaults: Sequence[Defaults] = (),
     others: Collection[str] = (),
     unused: Collection[str] = (),
-) -> tuple[Any, ...]:
-    """Read dataclasses from a command line, None for the process's own; return one of each.
+) -> dict[str, Any]:
+    """Read dataclasses from a command line; return one of each by its name.
 
-    `classes` may be a function that returns them, given the values of `CHOOSING`. Of `defaults` the
-    last win. `others` are arguments of other methods, which are ignored. The arguments in `unused`
+    `find` returns them by name, given the values of `CHOOSING`. Of `defaults` the last win.
+    `others` are arguments of other methods, which are ignored. The arguments in `unused`
     are left out.
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.
         ModelError: If a device is named that is not there.
     """
-    words = same_spelling(sys.argv[1:] if argv is None else argv)
     is_help = wants_help(words)
     early = _first_values(words)
     layers = [layer for layer in defaults if not layer.wins]
@@ -413,15 +405,15 @@ def parse_arguments(
             path = find_yaml(kind, folder, early[kind])
             layers.append(Defaults(str(path), read_yaml(path)))
     layers += [layer for layer in defaults if layer.wins]
-    if callable(classes):
-        stated = ChainMap(early, *(dict(layer.values) for layer in reversed(layers)))
-        classes = classes({name: stated[name] for name in CHOOSING if name in stated})
-    kinds = _field_kinds(classes)
+    stated = ChainMap(early, *(dict(layer.values) for layer in reversed(layers)))
+    classes = find({name: stated[name] for name in CHOOSING if name in stated})
+    kinds = _field_kinds(classes.values())
     values: dict[str, Any] = {}
     for layer in layers:
         values |= check_defaults(layer, kinds, layer.values if is_help else others)
     parser = HelpParser(prog, description, epilog)
-    _add_flags(parser, classes, values, unused, is_help=is_help, is_whole=wants_all(words))
+    is_whole = "--help_all" in words
+    _add_flags(parser, classes.values(), values, unused, is_help=is_help, is_whole=is_whole)
     profiles = ", ".join(list_yamls("profiles"))
     about = "YAML of defaults, or the name of one in configs/experiments; the command line wins."
     parser.add_flag("General", "--config", about, metavar="NAME")
@@ -436,15 +428,28 @@ def parse_arguments(
         names = [f"--{name}" for name in kinds if name not in unused]
         raise ConfigError(_unknown("argument", rest[0].partition("=")[0], names))
     values |= _typed(flags, kinds)
-    groups: list[Any] = [_make(cls, values) for cls in classes]
-    _check_written(groups)
+    sections: dict[str, Any] = {name: _make(cls, values) for name, cls in classes.items()}
+    _check_written(sections.values())
     from pgra.context import check_device
 
-    for group in groups:
-        device = getattr(group, "device", None)
+    for section in sections.values():
+        device = getattr(section, "device", None)
         if device is not None:  # before anything is read
             check_device(device, is_used=False)
-    return tuple(groups)
+    return sections
+
+
+def parse_arguments(
+    classes: Sequence[type], words: Sequence[str], **others: Any
+) -> tuple[Any, ...]:
+    """Read dataclasses that no argument chooses; `others` are as in `parse_sections`."""
+    named = {cls.__name__: cls for cls in classes}
+    return tuple(parse_sections(lambda _: named, words, **others).values())
+
+
+def field_names(classes: Iterable[type]) -> set[str]:
+    """Return the names of the arguments of classes."""
+    return {*_field_kinds(classes)}
 
 
 def _first_values(words: Sequence[str]) -> dict[str, Any]:
@@ -465,7 +470,7 @@ def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
     return cls(**{name: values[name] for name in rules(cls) if name in values})
 
 
-def _check_written(groups: Sequence[Any]) -> None:
+def _check_written(groups: Iterable[Any]) -> None:
     """Refuse to write to a file that another argument names."""
     named = []
     targets = []
@@ -486,11 +491,11 @@ def _check_written(groups: Sequence[Any]) -> None:
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are
 
 
-def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
+def parse_first(cls: type[_T], words: Sequence[str]) -> tuple[_T, list[str]]:
     """Read one dataclass from a command line; return it, and the words that are left."""
     parser = HelpParser()
     _add_flags(parser, [cls], {}, ())
-    flags, rest = parser.parse_known_args(same_spelling(argv))
+    flags, rest = parser.parse_known_args(words)
     return _make(cls, _typed(flags, _field_kinds([cls]))), rest
 
 
@@ -584,15 +589,18 @@ def check_defaults(
 _EVERY = "pgra.commands.common:all_arguments"
 
 
-def from_yaml(cls: type[_T], path: Path, **others: Any) -> _T:
+def from_yaml(
+    cls: type[_T], path: Path, values: Mapping[Any, Any] | None = None, **others: Any
+) -> _T:
     """Build a dataclass from a YAML whose keys are its fields; `others` are fields not in the file.
+
+    `values` are what was read from it.
 
     Raises:
         ConfigError: On an unreadable file, an unknown or missing key, or a wrong type.
     """
-    values = read_yaml(path)
     try:
-        return from_values(cls, values, **others)
+        return from_values(cls, read_yaml(path) if values is None else values, **others)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

@@ -55,6 +55,11 @@ def cut(text: str, most: int = _LONGEST_NAME) -> str:
     return f"{text[: most - 5 - end]} ... {text[-end:]}"
 
 
+def one_line(text: object) -> str:
+    """Return a text with single spaces in place of line breaks and the like."""
+    return " ".join(str(text).split())
+
+
 _UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 _KEPT = "\n\t\u200c\u200d"  # Hindi and Punjabi are written with joiners
 
@@ -165,7 +170,7 @@ def reading(path: object, kind: type[PgraError] = DataError) -> Iterator[None]:
         is_ours = isinstance(error, PgraError | ImportError)
         if is_ours or device_fault(error) or system_fault(error):
             raise
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         what = f"{path} cannot be read ({type(error).__name__}: {cut(reason, _LONGEST_PART)})"
         raise kind(what) from error
 

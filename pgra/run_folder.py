@@ -13,8 +13,9 @@ metrics.json          written last, with the checksums of the other files
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from pgra.artifacts import (
     write_sealed,
 )
 from pgra.errors import ArtifactError, DamageError, reading
-from pgra.types import Json
+from pgra.types import Fields
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
@@ -84,7 +85,7 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> dict[str
     return metrics
 
 
-def write_metrics(folder: Path, metrics: Mapping[str, Json], names: Sequence[str]) -> None:
+def write_metrics(folder: Path, metrics: Fields, names: Sequence[str]) -> None:
     """Write `metrics.json`, always last, with the checksums of these files, if they exist."""
     files = record_files(folder, [name for name in names if (folder / name).is_file()])
     write_sealed(folder / METRICS_FILE, {**metrics, "files": files})
@@ -134,9 +135,9 @@ class RunFolder:
         """Content of `training.json`: the dev set's value and its step; empty without training."""
         return self.read_if_there(TRAINING_FILE)
 
-    @property
+    @cached_property
     def predictions(self) -> list[dict[str, Any]]:
-        """Content of `predictions.jsonl`, a dict for each test example."""
+        """Content of `predictions.jsonl`, a dict for each test example, read on first use."""
         return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @property
@@ -147,7 +148,7 @@ class RunFolder:
 
     def check_identity(
         self,
-        asked: Mapping[str, Json],
+        asked: Fields,
         way_out: str,
         free: Collection[str] = (),
     ) -> None:

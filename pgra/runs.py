@@ -37,7 +37,7 @@ from pgra.parallel import Turn
 from pgra.progress import quiet_transformers
 from pgra.reader.record import Reader, read_record
 from pgra.report.metrics import no_better_than_one_label
-from pgra.report.results import FREE, Decisions, EvidenceLine, write_results
+from pgra.report.results import FREE, Answer, Decisions, write_results
 from pgra.rerank import BaseReranker, ReadyReranker
 from pgra.rerank.reranker import Reranker, make_ready
 from pgra.retrieval.dense import Index
@@ -56,7 +56,7 @@ from pgra.run_folder import (
     read_metrics,
     read_object,
 )
-from pgra.types import UNDECIDED, Example, Json, Query, is_query, read_queries
+from pgra.types import UNDECIDED, Fields, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
@@ -78,31 +78,6 @@ _PATHS = {  # arguments that may name a file or folder
     "train_file",
     "validation_file",
 }
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A run's decision on a new query.
-
-    Attributes:
-        label: Its label, or the text that was written.
-        scores: The probability of each label.
-        evidence: What was read beside it, best first.
-        exemplars: The examples before it in a prompt, in the prompt's order.
-        details: Further entries that the method gives it in `predictions.jsonl`.
-    """
-
-    query: Example
-    label: str
-    scores: Mapping[str, float]
-    evidence: Sequence[EvidenceLine] = ()
-    exemplars: Sequence[Example] = ()
-    details: Mapping[str, Json] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        """The query's text."""
-        return self.query.text
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,7 +121,6 @@ class Run(RunFolder):
             ArtifactError: If there is no finished run, or it is damaged.
             ModelError: If the device is not there.
         """
-        context = Context(device=device)
         changes = {"device": device}
         home = fetch_folder("run", folder)
         if is_on_hub(folder):
@@ -158,7 +132,7 @@ class Run(RunFolder):
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         ready = None if reranker is None else make_ready(reranker)
-        return cls(home, args, _context_of(args, context), reused=True, reranker=ready)
+        return cls(home, args, _context_of(args, ALONE), reused=True, reranker=ready)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -214,15 +188,7 @@ class Run(RunFolder):
         with self.busy, quiet_transformers():
             examples = read_queries(queries, self.method.data.task.inputs)
             decided = self.method.decide(examples)
-        answers = []
-        for i, example in enumerate(examples):
-            decision = decided.predictions[i]
-            evidence = decided.evidence[i] if decided.evidence else ()
-            exemplars = decided.exemplars[i] if decided.exemplars else ()
-            details = decided.details[i] if decided.details else {}
-            answer = Answer(example, decision.label, decision.scores, evidence, exemplars, details)
-            answers.append(answer)
-        return answers
+        return decided.answers(examples)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:
         """Upload the trained reader with its model card; return the address of the commit.
@@ -296,8 +262,10 @@ def train(
     for split, rows in (("train", train), ("validation", validation), ("test", test)):
         if rows is not None:
             values[f"{split}_file"] = _rows_file(task, rows, split, home)
+    ready = None
     if isinstance(reranker, BaseReranker | Reranker):
-        values |= make_ready(reranker).arguments
+        ready = make_ready(reranker)
+        values |= ready.arguments
     elif isinstance(reranker, type):
         values["reranker"] = f"{reranker.__module__}:{reranker.__qualname__}"
     elif reranker is not None:
@@ -318,7 +286,6 @@ def train(
             layers += [f"--{name}", str(value)]
     args = arguments_of(values, layers, caller="pgra.train")
     with quiet_transformers():
-        ready = reranker if isinstance(reranker, BaseReranker | Reranker) else None
         return run(args, reranker=ready)
 
 
@@ -374,7 +341,7 @@ def run(
     args: RunArguments,
     context: Context = ALONE,
     *,
-    reranker: BaseReranker | Reranker | None = None,
+    reranker: ReadyReranker | None = None,
 ) -> Run:
     """Run a method, or return its finished run; a ready `reranker` replaces the named one.
 
@@ -382,8 +349,7 @@ def run(
         ArtifactError: If the folder holds another run.
     """
     args = variant(args, args.folder, args.seed)
-    ready = None if reranker is None else make_ready(reranker)
-    return run_all({args.seed: args}, context, reranker=ready)[args.seed]
+    return run_all({args.seed: args}, context, reranker=reranker)[args.seed]
 
 
 def run_all(
@@ -455,7 +421,7 @@ def _make(method: Method, notes: Sequence[str], *, may_lack_reader: bool) -> Run
     return Run(run.folder, args, context, reused=is_done, reranker=method.reranker)
 
 
-def _fit(method: Method, run: RunFolder, fields: Mapping[str, Json]) -> Mapping[str, Any]:
+def _fit(method: Method, run: RunFolder, fields: Fields) -> Mapping[str, Any]:
     """Train unless that is done; return the dev set's record, empty if nothing was decided."""
     record = run.training if run.has_reader else {}
     if record:
@@ -483,10 +449,8 @@ def _fit(method: Method, run: RunFolder, fields: Mapping[str, Json]) -> Mapping[
 
 def identity(method: Method) -> dict[str, Json]:
     """Return all that decides a run's predictions, as far as it is known yet."""
-    fingerprints = {**method.fingerprints}
-    fingerprints.pop("run", None)
     labels = list(method.data.labels)
-    return {**_names(method), "labels": labels, **method.identity(), **fingerprints}
+    return {**_names(method), "labels": labels, **method.identity(), **method.fingerprints}
 
 
 def _names(method: Method) -> dict[str, Json]:

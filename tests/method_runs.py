@@ -77,7 +77,7 @@ def having(run, **changes):
 def parse(*flags):
     """Arguments as of a command line, the task and the folder given."""
     words = ["--task", "sst2", "--output_dir", "x", "--device", "cpu", *flags]
-    return parse_run(words, prog="test", description="", epilog="")[0]
+    return parse_run(parse, "test", words)[0]
 
 
 def lines_of(folder):

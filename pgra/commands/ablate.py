@@ -1,6 +1,5 @@
 """Runs a grid of runs from a YAML: `pgra ablate NAME`, and the files in `ablations/`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from pgra.config import (
     list_yamls,
     parse_first,
     read_yaml,
-    wants_all,
     wants_help,
 )
+from pgra.context import join_context
 from pgra.errors import ConfigError, PgraError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class GridArguments(common.SeriesArguments):
     output_dir: str | None = arg(None, "The grid's folder; default: runs/ablate-NAME.")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Run a grid of runs from a YAML, and show them in one table.
 
     Examples:
@@ -55,14 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kate_... those of --method kate) may follow, and override the YAML. Given again, the same
     command resumes where it was stopped.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     if wants_help(words):
-        common.parse_run(
-            ["--help-all" if wants_all(words) else "--help"],
-            [GridArguments],
-            prog="pgra ablate NAME|FILE.yaml",
-            **common.about(main),
-        )
+        common.parse_run(main, "pgra ablate NAME|FILE.yaml", words, [GridArguments])
     if words == ["--list"]:
         common.say(_list_grids())
         return 0
@@ -80,7 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"the grid varies {both.pop()}: give --seeds, or a YAML that extends it")
     if options.tasks and "task" in flags:
         raise ConfigError("--task and --tasks both name what to run: give one of them")
-    context = common.join_run(rest)
     suffix = "-demo" if options.demo else ""
     root = Path(options.output_dir or f"runs/ablate-{grid.name}{suffix}")
     runs = make_runs(
@@ -90,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lambda task, point: resolve_point(grid, task, point, rest, root),
         [] if "task" in flags else options.tasks,
     )
+    context = join_context(runs[0].args.runtime.device)
     common.quiet_libraries()
     if options.dry_run:
         lines = [run.name + (", finished" if run.is_finished else "") for run in runs]
@@ -163,21 +156,20 @@ def _describe_seconds(runs: "Sequence[GridRun]") -> str:
 def _describe_best(runs: "Sequence[GridRun]") -> str:
     """List each task's best point on the dev set, beside what the paper chose (table 7)."""
     from pgra.report.compare import load_reference
-    from pgra.report.tables import Table
+    from pgra.report.tables import Table, TableRow
 
     values: dict[str, dict[str, float | None]] = {}
     for run in runs:
         of_task = values.setdefault(str(run.args.data.task), {})
         of_task[run.point.name] = run.training["value"]
     forms = {"task": "", "best point": "", "dev": ".4f"}
-    rows: list[dict[str, float | str | None]] = []
+    rows: list[TableRow] = []
     for task, of_task in values.items():
         measured = {point: value for point, value in of_task.items() if value is not None}
         if len(measured) < len(of_task):
             return "the dev set was not measured: give --eval_steps"
         best = max(measured, key=lambda point: measured[point])  # the first of equals
-        row: dict[str, float | str | None]
-        row = {"task": task, "best point": best, "dev": measured[best]}
+        row: TableRow = {"task": task, "best point": best, "dev": measured[best]}
         for name, printed in load_reference("T7").rows.items():
             row[f"{name} (paper)"] = printed.get(task)
             forms[f"{name} (paper)"] = "g"
@@ -193,17 +185,16 @@ def resolve_point(
     `task` is None where the arguments name one; `root` is the folder of the grid's runs.
     """
     from pgra.experiments.grid import argument_names
-    from pgra.methods.base import fill_folder
 
     over = [grid.over(task, point)]
     if not grid.share:  # artifacts of its own
         folder = str(root / point.folder / "artifacts")
         over.append(Defaults(grid.origin, {"artifacts_dir": folder}, wins=True))
     args, _ = common.parse_run(
+        main,
+        "pgra ablate",
         words,
-        prog="pgra ablate",
-        **common.about(main),
         defaults=[*grid.under(task, point), *over],
         others=argument_names(grid),
     )
-    return fill_folder(args)
+    return args

@@ -3,23 +3,20 @@
 import contextlib
 import io
 import logging
-import statistics
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import getdoc
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Arguments, Classes, arg, parse_arguments, same_spelling
+from pgra.config import Arguments, arg, field_names, parse_arguments, parse_sections
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
 from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
 from pgra.reader.arguments import TrainingArguments
 
 if TYPE_CHECKING:
-    from pgra.context import Context
     from pgra.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ class SeriesArguments(Arguments):
 
 def all_arguments() -> set[str]:
     """Return the names of all arguments that a YAML for several programs may hold."""
-    return _names([*SECTIONS.values(), SeriesArguments, TrainingArguments])
+    return field_names([*SECTIONS.values(), SeriesArguments, TrainingArguments])
 
 
 def about(command: Callable[..., object]) -> dict[str, Any]:
@@ -62,29 +59,30 @@ def about(command: Callable[..., object]) -> dict[str, Any]:
     return {"description": first, "epilog": rest}
 
 
-def name_leading(flag: str, argv: Sequence[str] | None) -> list[str]:
+def name_leading(flag: str, words: Sequence[str]) -> list[str]:
     """Put a flag before leading bare words, so that `pgra search "a sentence"` works."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return [flag, *words] if words and not words[0].startswith("-") else words
+    return [flag, *words] if words and not words[0].startswith("-") else [*words]
 
 
 def parse(
     command: Callable[..., object],
-    classes: Classes,
+    classes: Sequence[type],
     words: Sequence[str],
     prog: str = "",
     **others: Any,
 ) -> tuple[Any, ...]:
     """Read a command's arguments: its help is its docstring, and its name is its file's.
 
-    `others` are as in `parse_arguments`.
+    `others` are as in `parse_sections`.
     """
     prog = prog or f"pgra {command.__module__.rpartition('.')[2]}"
     return parse_arguments(classes, words, prog=prog, **about(command), **others)
 
 
 def parse_run(
-    argv: Sequence[str],
+    command: Callable[..., object],
+    prog: str,
+    words: Sequence[str],
     more: Sequence[type] = (),
     *,
     others: Collection[str] = (),
@@ -94,41 +92,28 @@ def parse_run(
 
     `others` is for words of several runs, such as a grid's: all arguments that they may have. What
     this run does not have is then ignored, and what its method decides otherwise gives way.
-    `layers` are as in `parse_arguments`.
+    `layers` are as in `parse_sections`.
     """
-    from pgra.methods.base import find_sections, refuse_contradictions
+    from pgra.methods.base import fill_folder, find_sections, refuse_contradictions
 
-    words = same_spelling(argv)
     every = set(others)
     for entry in METHODS.values():
-        every |= _names(entry.sections.values())
+        every |= field_names(entry.sections.values())
     is_shared = bool(others)
-    sections, rest = _parse(words, find_sections, more, others=every, is_shared=is_shared, **layers)
+    layers |= {"others": every, "is_shared": is_shared}
+    sections, rest = parse_chosen(command, prog, words, find_sections, more, **layers)
     names = given_names(words)
     if not is_shared:
         refuse_contradictions(names, sections)
-        for name in sorted(names & every - _names(map(type, [*sections.values(), *rest]))):
+        for name in sorted(names & every - field_names(map(type, [*sections.values(), *rest]))):
             logger.warning("--%s is of another method: it is not used", name)
-    return RunArguments(sections), rest
+    return fill_folder(RunArguments(sections)), rest
 
 
-def parse_stages(
-    argv: Sequence[str], more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
-) -> tuple[dict[str, Any], list[Any]]:
-    """Read the sections of PGRA's stages by name, and one instance of each of `more`.
-
-    The reader's training and the sections in `without` are left out; `texts` are `prog`,
-    `description` and `epilog`.
-    """
-    from pgra.methods.base import find_options
-
-    sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
-    words = same_spelling(argv)
-    return _parse(words, lambda chosen: sections | find_options(chosen), more, **texts)
-
-
-def _parse(
-    words: list[str],
+def parse_chosen(
+    command: Callable[..., object],
+    prog: str,
+    words: Sequence[str],
     find: Callable[[Mapping[str, Any]], Mapping[str, type]],
     more: Sequence[type],
     *,
@@ -139,45 +124,25 @@ def _parse(
     """Read the sections that `find` returns for the classes that are chosen, and `more`."""
     from pgra.methods.base import known_options
 
-    names: list[str] = []
     options = known_options()
 
-    def classes(chosen: Mapping[str, Any]) -> list[type]:
-        sections = find(chosen)
-        names.extend(sections)
-        every = [*sections.values(), *more]
-        strange = given_names(words) & {*options} - _names(every)
+    def find_all(chosen: Mapping[str, Any]) -> dict[str, type]:
+        sections = {**find(chosen), **{cls.__name__: cls for cls in more}}
+        strange = given_names(words) & {*options} - field_names(sections.values())
         if strange and not is_shared:
             name = min(strange)
             raise ConfigError(f"--{name} is of {options[name]}: add that, or leave {name} out")
-        return every
+        return sections
 
-    groups = parse_arguments(classes, words, others={*others, *options}, **layers)
-    sections = dict(zip(names, groups, strict=False))
-    return sections, list(groups[len(names) :])
-
-
-def _names(classes: Iterable[type]) -> set[str]:
-    """Return the names of the arguments of classes."""
-    names = set()
-    for cls in classes:
-        names |= {field.name for field in fields(cls)}
-    return names
+    texts = {"prog": prog, **about(command)}
+    sections = parse_sections(find_all, words, others={*others, *options}, **texts, **layers)
+    return sections, [sections.pop(cls.__name__) for cls in more]
 
 
 def given_names(words: Sequence[str]) -> set[str]:
     """Return the names of the arguments that are given as flags."""
-    flags = [word for word in same_spelling(words) if word.startswith("--")]
+    flags = [word for word in words if word.startswith("--")]
     return {flag[2:].partition("=")[0] for flag in flags}
-
-
-def join_run(words: Sequence[str]) -> "Context":
-    """Join the other processes of `accelerate launch`."""
-    from pgra.context import join_context
-
-    is_on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
-    with _loading():
-        return join_context("cpu" if is_on_cpu else "auto")
 
 
 @contextlib.contextmanager
@@ -245,6 +210,8 @@ def show_metrics(run: "Run") -> str:
 
 def show_seeds(runs: "Mapping[int, Run]") -> str:
     """Show each run, their mean and spread, and the notes of all."""
+    from pgra.report.tables import with_sd
+
     lines = []
     notes: list[str] = []
     for run in runs.values():
@@ -252,9 +219,6 @@ def show_seeds(runs: "Mapping[int, Run]") -> str:
         lines.append(line)
         notes += [note for note in more if note not in notes]
     values = [float(run.metrics["value"]) for run in runs.values()]
-    mean = f"{statistics.fmean(values):.4f}"
-    if len(values) > 1:
-        mean += f" ± {statistics.stdev(values):.4f}"
     seeds = " ".join(map(str, runs))
-    mean += f" (mean ± sample sd of {len(runs)} seeds: {seeds})"
+    mean = f"{with_sd(values, '.4f')} (mean ± sample sd of {len(runs)} seeds: {seeds})"
     return "\n".join([*lines, mean, *notes])

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import about, join_run, parse_run, quiet_libraries, say
-from pgra.config import config_root, wants_help
+from pgra.commands.common import parse_run, quiet_libraries, say
+from pgra.config import config_root
+from pgra.context import Context, join_context
 
 if TYPE_CHECKING:
-    from pgra.context import Context
     from pgra.methods.arguments import RunArguments
     from pgra.report.results import FinishedRun
 
@@ -27,7 +27,7 @@ QUESTIONS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """See prompt-guided retrieval at work on real models and real text, in three minutes.
 
     Examples:
@@ -37,11 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Takes the flags of `pgra train` too; defaults are those of configs/experiments/demo.yaml, and of
     demo-questions.yaml and demo-claims.yaml for these. Stopped, it resumes where it was.
     """
-    words = [*(argv or [])]
-    if wants_help(words):
-        _parse(words)
-    context = join_run(words)
+    words = [*argv]
     args = _parse(words)
+    context = join_context(args.runtime.device)
     from pgra.commands.report import write_page
     from pgra.report.compare import compare_runs
     from pgra.report.results import Group
@@ -82,14 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(words: Sequence[str]) -> "RunArguments":
     config = [] if "--config" in words else ["--config", "demo"]
-    args, _ = parse_run([*config, *words], prog="pgra demo", **about(main))
+    args, _ = parse_run(main, "pgra demo", [*config, *words])
     return args
 
 
 def _train(
     readers: Mapping[str, tuple[str, list[str]]],
     words: Sequence[str],
-    context: "Context",
+    context: Context,
     *,
     first: int = 1,
 ) -> "tuple[list[FinishedRun], str]":
@@ -111,7 +109,7 @@ def _train(
 
 
 def _rank_questions(
-    words: Sequence[str], context: "Context"
+    words: Sequence[str], context: Context
 ) -> "tuple[list[FinishedRun], list[str]]":
     """Compare how often BM25's first passage and the LM's answer a question; show an example."""
     import numpy as np
@@ -163,7 +161,7 @@ def _rank_questions(
     return runs, [effect, f"{first['text']!r}: {example}"]
 
 
-def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
+def _make_claims(args: "RunArguments", context: Context) -> list[str]:
     """Make claims of the demo's corpus; return the flags of their task."""
     from pgra.data.claims import ClaimsArguments, make_claims
     from pgra.data.corpus import open_corpus
@@ -177,7 +175,7 @@ def _make_claims(args: "RunArguments", context: "Context") -> list[str]:
     return ["--config", "demo-claims", "--task", "claims", *files]
 
 
-def _forecast(args: "RunArguments", source: str, context: "Context") -> str:
+def _forecast(args: "RunArguments", source: str, context: Context) -> str:
     """Measure what evidence is worth to the T5 before its training, and describe it."""
     from pgra.experiments.worth import measure_worth
     from pgra.methods.arguments import WorthArguments

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pgra.commands import common
@@ -49,9 +48,8 @@ def main(argv: Sequence[str]) -> int:
         if getattr(args, name) is not None:
             changes[name] = getattr(args, name)
     context = join_context(args.device or "auto")
-    target = None if args.output_dir is None else Path(args.output_dir)
     run = evaluate_run(
-        Path(args.run), context, split=args.split, changes=changes, output_dir=target
+        args.run, context, split=args.split, changes=changes, output_dir=args.output_dir
     )
     if context.is_main:
         common.say(common.show_metrics(run))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from pgra.commands.common import given_names, parse, quiet_libraries, say
+from pgra.commands.common import given_names, parse, parse_chosen, quiet_libraries, say
 from pgra.config import Arguments, arg
 from pgra.context import ALONE, Context, join_context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
@@ -142,12 +142,8 @@ def search(words: Sequence[str]) -> int:
         CorpusArguments,
         RetrieverArguments,
     ]
-    texts, output, runtime, corpus_args, args, *options = parse(
-        search,
-        lambda chosen: [*classes, *find_options(chosen).values()],
-        words,
-        "pgra search",
-        unused=_UNUSED,
+    options, (texts, output, runtime, corpus_args, args) = parse_chosen(
+        search, "pgra search", words, find_options, classes, unused=_UNUSED
     )
     queries = output.read(texts.text)
     if not queries:
@@ -174,7 +170,7 @@ def search(words: Sequence[str]) -> int:
             corpus = open_corpus(named, context.artifacts)
     k = min(args.num_candidates, len(corpus))
     args = replace(args, num_candidates=k)
-    retriever = open_retriever(args, corpus, context, options=options[0] if options else None)
+    retriever = open_retriever(args, corpus, context, options=options.get("retriever_options"))
     candidates = retriever.retrieve(list(queries.values()), min(k + output.drop_self, len(corpus)))
     if output.is_run:
         tag = f"pgra-{args.retriever.partition(':')[0]}"

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgra.commands import common
 from pgra.commands.index import TextArguments
@@ -13,7 +13,7 @@ from pgra.data.read import TABLES, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, visible
 
 if TYPE_CHECKING:
-    from pgra.runs import Answer
+    from pgra.report.results import Answer
 
 
 @dataclass(kw_only=True)
@@ -60,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if bool(texts.text) == bool(args.file):
         raise ConfigError("give texts (pgra predict 'a text' --run RUN) or --file FILE, not both")
     common.quiet_libraries()
+    from pgra.report.results import answer_line
     from pgra.runs import Run
 
     run = Run.load(args.run, device=args.device, artifacts_dir=args.artifacts_dir)
@@ -70,23 +71,15 @@ def main(argv: Sequence[str]) -> int:
     for query in queries:
         answer = None if query is None else next(answers)
         if args.json:
-            row = None if answer is None else as_json(answer)
-            blocks.append(json.dumps(row, ensure_ascii=False))
+            row = {}
+            if answer is not None:
+                row = answer_line(answer)
+                del row["id"], row["label"]
+            blocks.append(json.dumps(row or None, ensure_ascii=False))
         else:
             blocks.append("query: -" if answer is None else show(answer, args.num_shown))
     common.say("\n".join(blocks) if args.json else visible("\n\n".join(blocks)))
     return 0
-
-
-def as_json(answer: "Answer") -> dict[str, Any]:
-    """Return an answer as `predictions.jsonl` has it."""
-    row: dict[str, Any] = {"text": answer.text}
-    if len(answer.query.fields) > 1:
-        row["fields"] = dict(answer.query.fields)
-    row["prediction"] = answer.label
-    row["scores"] = dict(answer.scores)
-    row["evidence"] = list(map(asdict, answer.evidence))
-    return {**row, **answer.details}
 
 
 def show(answer: "Answer", num_shown: int) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.artifacts import write_text
-from pgra.commands.common import about, name_leading, say
-from pgra.config import Arguments, arg, choose, parse_arguments
-from pgra.errors import ConfigError
+from pgra.commands.common import name_leading, parse, say
+from pgra.config import Arguments, arg, choose
+from pgra.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
@@ -49,7 +49,7 @@ class ReportArguments(Arguments):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Put finished runs into one table, with tests and the paper's values.
 
     Examples:
@@ -64,13 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     stand first. A grid has a table of its own and names the paper's table by itself. Bold, or with
     a star, is what beats the baseline by more than noise.
     """
-    words = name_leading("--paths", argv)
-    (args,) = parse_arguments([ReportArguments], words, prog="pgra report", **about(main))
+    (args,) = parse(main, [ReportArguments], name_leading("--paths", argv))
     from pgra.report.compare import compare_runs, load_reference
     from pgra.report.results import load_collection
     from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
 
-    groups = load_collection([Path(path) for path in args.paths])
+    groups = load_collection(list(map(Path, args.paths)))
     if args.samples is not None:
         if args.output:
             raise ConfigError("samples are shown, not written: leave out --samples or --output")
@@ -161,7 +160,7 @@ def find_samples(groups: "Sequence[Group]", count: int) -> "list[Sample]":
                     _read_before(line, pool),
                 )
                 answers.append(answer)
-            samples.append(Sample(task, f"{key}: {_one_line(query['text'])}", right, answers))
+            samples.append(Sample(task, f"{key}: {one_line(query['text'])}", right, answers))
     return samples
 
 
@@ -173,20 +172,16 @@ def _pool_texts(run: "FinishedRun") -> Mapping[str, str]:
     from pgra.runs import read_arguments
 
     pool = TaskData.read(read_arguments(run.folder, {}), is_trained=False).train
-    return {example.id: f"{example.label}: {_one_line(example.text)}" for example in pool}
+    return {example.id: f"{example.label}: {one_line(example.text)}" for example in pool}
 
 
 def _read_before(line: Mapping[str, Any], pool: Mapping[str, str]) -> list[str]:
     """Return a query's exemplars in the prompt's order, or its evidence, best first."""
     texts = [(x["similarity"], pool.get(x["id"], x["id"])) for x in line.get("exemplars", ())]
     if not texts:
-        texts = [(x["score"], _one_line(x["text"])) for x in line["evidence"]]
+        texts = [(x["score"], one_line(x["text"])) for x in line["evidence"]]
     lines = []
     for score, text in texts:
         number = "" if score is None else f"{score:.3f}"
         lines.append(f"{number:>7}  {text}")
     return lines
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

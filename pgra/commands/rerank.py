@@ -25,7 +25,7 @@ class ShowArguments(Arguments):
     num_shown: int = arg(5, "Passages of each stage that are shown for a text.", least=1)
 
 
-def search(argv: Sequence[str] | None = None) -> int:
+def search(argv: Sequence[str]) -> int:
     """Run both stages where a task, an LM or a reranker is named, else the first alone."""
     words = common.name_leading("--text", argv)
     if common.given_names(words) & {"task", "lm", "reranker"}:
@@ -56,12 +56,15 @@ def main(words: Sequence[str]) -> int:
     stages for all splits of the task, and says where their products lie. With --retriever
     exhaustive the LM reads the whole corpus once, and candidates are the best of all of it.
     """
-    sections, (texts, files, show, work) = common.parse_stages(
+    from pgra.methods.base import find_options
+
+    stages = {name: cls for name, cls in common.SECTIONS.items() if name != "reader"}
+    sections, (texts, files, show, work) = common.parse_chosen(
+        main,
+        "pgra search --task NAME",
         words,
+        lambda chosen: stages | find_options(chosen),
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
-        without=["reader"],
-        prog="pgra search --task NAME",
-        **common.about(main),
     )
     named_queries = files.read(texts.text)
     queries = list(named_queries.values())

@@ -341,7 +341,7 @@ class ServeArguments(MemoryArguments, RerankerArguments):
     port: int = arg(7860, "Its port.", least=1, below=65_536)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     r"""Serve reranking, search, classification and a memory's page over HTTP.
 
     Examples:
@@ -426,7 +426,7 @@ class AgentArguments(MemoryArguments, FamilyArguments, RerankerArguments):
     """Whose memory agents share, and what they rerank by."""
 
 
-def agents(argv: Sequence[str] | None = None) -> int:
+def agents(argv: Sequence[str]) -> int:
     """Give agents a memory and a reranker: a server of the Model Context Protocol over stdio.
 
     Examples:

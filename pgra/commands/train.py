@@ -7,6 +7,7 @@ from typing import Any
 
 from pgra.commands import common
 from pgra.config import Defaults
+from pgra.context import join_context
 from pgra.errors import ConfigError, check_alone
 from pgra.methods.arguments import RunArguments
 
@@ -43,15 +44,14 @@ def run_method(
     words: Sequence[str], command: Callable[..., int], prog: str, defaults: Mapping[str, Any]
 ) -> int:
     """Run a method, with each of the seeds, and show what was measured."""
-    context = common.join_run(words)
     args, (series,) = common.parse_run(
+        command,
+        prog,
         words,
         [common.SeriesArguments],
-        prog=prog,
         defaults=[Defaults(prog, defaults)],
-        **common.about(command),
     )
-    from pgra.methods.base import fill_folder
+    context = join_context(args.runtime.device)
     from pgra.runs import run, run_seeds
 
     common.quiet_libraries()
@@ -63,7 +63,6 @@ def run_method(
         return 0
     if context.is_main and not common.given_names(words) & {"config", "lm", "profile"}:
         _ask_for_paper_models(args)
-    args = fill_folder(args)
     if series.seeds:
         report = common.show_seeds(run_seeds(args, series.seeds, context))
     else:

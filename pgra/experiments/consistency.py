@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pgra.arrays import Counts, Values
 from pgra.artifacts import digest, file_checksum, set_aside, write_lines, write_text
 from pgra.errors import ConfigError, DamageError, DataError
 from pgra.reader.record import Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import AVERAGE, Study, compare_runs, load_reference
-from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
+from pgra.report.metrics import bootstrap_mean, compare_means, interval_95
 from pgra.report.results import FinishedRun, load_collection
-from pgra.report.tables import Cell, Table
+from pgra.report.tables import Cell, Table, TableRow
 from pgra.run_folder import RECORD_FILE, read_lines
 from pgra.types import Json
 
@@ -45,7 +45,6 @@ _MEANING = (
     "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
     "Intervals and p are of a bootstrap over queries; if the interval holds 0, it may be noise.",
 )
-_Counts = npt.NDArray[np.int64]
 Lines = Sequence[Mapping[str, Any]]  # of a run's predictions.jsonl
 Row = tuple[str, str]  # a task, and a row's name
 
@@ -65,8 +64,8 @@ class Consistency:
     task: str
     ids: Sequence[str]
     shares: Values
-    queries: _Counts
-    right: _Counts
+    queries: Counts
+    right: Counts
     majority: float
     chance: float
 
@@ -127,12 +126,12 @@ def score_table(
     `paper` holds the paper's values by task (or `AVERAGE`) and name; it may be empty.
     """
     bases = {run.task: run for run in runs if run.name == baseline}
-    rows: list[dict[str, float | str | None]] = []
+    rows: list[TableRow] = []
     scores: dict[str, list[float]] = {}
     for run in runs:
         score = 100 * run.score
         scores.setdefault(run.name, []).append(score)
-        row: dict[str, float | str | None] = {
+        row: TableRow = {
             "run": run.name,
             "task": run.task,
             "d": run.depth,

@@ -1,7 +1,7 @@
 """Before a run: what its second stage has yet to read, and how long that takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pgra.arrays import Rows
 from pgra.context import ALONE
@@ -12,32 +12,6 @@ from pgra.types import MISSING_ROW, Example
 
 _TIMED = 2  # batches: the first loads the model and is slow
 _ROWS = 150  # passages of a batch at most
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a task's second stage has yet to read.
-
-    Attributes:
-        queries: Their number.
-        pairs: Pairs of a query and a candidate.
-        to_read: Texts, or pairs where each is read with its query; None where that is not known.
-        texts_per_second: Of the second of two batches; None where nothing was timed.
-    """
-
-    queries: int
-    pairs: int
-    to_read: int | None
-    texts_per_second: float | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """Reading time on one device like this one; None where it is not known."""
-        if self.to_read == 0:
-            return 0.0
-        if self.to_read is None or self.texts_per_second is None:
-            return None
-        return self.to_read / self.texts_per_second
 
 
 def show_plan(args: RunArguments) -> str:
@@ -55,29 +29,22 @@ def show_plan(args: RunArguments) -> str:
             "--dry_run counts what a second stage has yet to read, and this run has none: "
             "leave out --dry_run"
         )
-    plan = make_plan(Stages.read(args, ALONE))
-    lines = [f"dry run: {plan.queries:,} queries, {plan.pairs:,} pairs with a candidate"]
-    if plan.to_read is None:
-        lines.append(f"what {rerank.reranker} reads is not known")
-    else:
-        lines.append(f"to read: {plan.to_read:,} texts that were not read before")
-    if plan.seconds is not None:
-        lines.append(f"time: {plan.seconds / 60:,.1f} minutes on one device like this one")
-    return "\n".join(lines)
-
-
-def make_plan(stages: Stages, *, timed: bool = True) -> Plan:
-    """Run the first stage, and count what the second has yet to read."""
+    stages = Stages.read(args, ALONE)
     stages.open()
     examples, rows = stages.wanted()
     to_read = stages.reranker.count_missing(examples, rows)
     num_pairs = int((rows != MISSING_ROW).sum())
     if len(rows) < len(examples):  # one line for all
         num_pairs *= len(examples)
-    plan = Plan(len(examples), num_pairs, to_read)
-    if not timed or not to_read:
-        return plan
-    return replace(plan, texts_per_second=_time_batches(stages, examples, rows))
+    lines = [f"dry run: {len(examples):,} queries, {num_pairs:,} pairs with a candidate"]
+    if to_read is None:
+        return "\n".join([*lines, f"what {rerank.reranker} reads is not known"])
+    lines.append(f"to read: {to_read:,} texts that were not read before")
+    rate = _time_batches(stages, examples, rows) if to_read else None
+    if rate or not to_read:
+        minutes = to_read / (rate or 1) / 60
+        lines.append(f"time: {minutes:,.1f} minutes on one device like this one")
+    return "\n".join(lines)
 
 
 def _time_batches(stages: Stages, examples: Sequence[Example], rows: Rows) -> float | None:

@@ -22,7 +22,7 @@ All points share one artifacts folder, so one LM with one prompt has one bank.
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
@@ -31,9 +31,9 @@ from typing import Any
 from pgra import config
 from pgra.artifacts import write_sealed
 from pgra.context import Context
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, one_line
 from pgra.methods.arguments import RunArguments
-from pgra.methods.base import find_method, find_sections
+from pgra.methods.base import bare_name, find_method, find_sections
 from pgra.report.results import GRID_FILE
 from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, RunFolder, read_object
 from pgra.types import Json
@@ -90,7 +90,6 @@ class Grid:
     reference: str | None = None
     share: bool = True
     show: str | None = None
-    demo: "Grid | None" = None
 
     @cached_property
     def cells(self) -> list[Point]:
@@ -153,10 +152,7 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     if demo:
         values = _merge({**values, "by_task": {}}, small)
     values.setdefault("title", path.stem)
-    try:
-        grid = config.from_values(Grid, values, name=path.stem, origin=str(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    grid = config.from_yaml(Grid, path, values, name=path.stem, origin=str(path))
     if {"seed", "task"} & {*grid.axes}:
         raise ConfigError(f"{path}: seed and task cannot be axes: give --seeds or --tasks")
     return grid
@@ -193,8 +189,7 @@ def argument_names(grid: Grid) -> set[str]:
     for point in grid.cells:
         values = {**grid.base, **point.values}
         chosen = {name: values[name] for name in config.CHOOSING if name in values}
-        for cls in find_sections(chosen).values():
-            names |= {f.name for f in fields(cls)}
+        names |= config.field_names(find_sections(chosen).values())
     return names
 
 
@@ -216,11 +211,6 @@ class GridRun(RunFolder):
     def name(self) -> str:
         task = "" if self.task is None else f"{self.task}, "
         return f"{task}{self.point.name}, seed {self.args.seed}"
-
-
-def task_name(task: str) -> str:
-    """Return a task's name; it may be given by its YAML's path."""
-    return task.rpartition("/")[2].removesuffix(".yaml")
 
 
 def make_runs(
@@ -250,7 +240,7 @@ def make_runs(
         tasks = grid.tasks
     is_apart = max(len(grid.tasks), len(tasks)) > 1
     for task, point in product(tasks or (None,), grid.cells):
-        home = root / task_name(task) if is_apart and task else root
+        home = root / bare_name(task) if is_apart and task else root
         try:
             args = resolve(task, point)
             is_drawn = find_method(args.runtime.method).uses_seed(args)
@@ -289,7 +279,7 @@ def run_grid(
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
-            failures[run.name] = " ".join(str(error).split())
+            failures[run.name] = one_line(error)
             continue
         if drop_readers and run.args.method != "plain" and context.is_main:
             run.remove_checkpoints()
@@ -315,7 +305,7 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
             values |= section
         fresh = {
             "name": run.point.name,
-            "task": task_name(str(run.args.data.task)),
+            "task": bare_name(str(run.args.data.task)),
             "values": {name: values.get(name) for name in grid.axes},
             "seeds": {},
         }
@@ -329,5 +319,4 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
         "baseline": grid.baseline,
         "points": list(points.values()),
     }
-    root.mkdir(parents=True, exist_ok=True)
     write_sealed(path, record)

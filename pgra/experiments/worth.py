@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Scores, log_softmax
+from pgra.arrays import Indices, Scores, Values, log_softmax
 from pgra.artifacts import artifact_dir, build_once, digest, write_sealed
 from pgra.context import Context
 from pgra.data.text import copy_key
@@ -31,7 +30,7 @@ from pgra.methods.base import find_options, open_method
 from pgra.methods.stages import Stages
 from pgra.reader.calibration import centred, fit_scale_and_bias
 from pgra.report.compare import LEVEL
-from pgra.report.metrics import Values, compare_means, holm
+from pgra.report.metrics import compare_means, holm
 from pgra.report.results import EvidenceLine
 from pgra.report.tables import Table
 from pgra.rerank import FitData, ReadyReranker, find_reranker
@@ -39,14 +38,13 @@ from pgra.rerank.head import stratified_folds
 from pgra.rerank.similarity import learns_labels
 from pgra.rerank.states import BankedReranker
 from pgra.run_folder import read_object
-from pgra.types import Candidates, Example, Json
+from pgra.types import Candidates, Example, Fields
 
 CONTROL = "random"
 _FILE = "worth.json"
 _LEAST = 64  # queries: with fewer an interval is wider than most gains
 _SEED = 0
 _FELT = 0.1  # bits from which a query counts as helped or hurt
-Indices = npt.NDArray[np.intp]
 Lines = Sequence[Sequence[EvidenceLine]]
 
 
@@ -69,7 +67,7 @@ def measure_worth(args: RunArguments, options: WorthArguments, context: Context)
         raise ConfigError("worth compares the evidence of one prompt: use --exemplars balanced")
     study = WorthStudy(args, options, context)
 
-    def build(aside: Path) -> Mapping[str, Json]:
+    def build(aside: Path) -> Fields:
         result = study.measure()
         write_sealed(aside / _FILE, result)
         return {"queries": result["queries"], "rows": len(result["rows"])}

@@ -17,7 +17,7 @@ from typing import Any
 from pgra.config import find_yaml, from_yaml
 from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
-from pgra.errors import ConfigError, DataError, show
+from pgra.errors import ConfigError, DataError, one_line, show
 
 SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers
@@ -175,7 +175,7 @@ def _read_step(record: Record, family: Family) -> Step:
 
 def _read_situation(record: Record, form: SituationForm) -> Step:
     texts = read_texts(record, "situation", form.about, "label")
-    question, about, label = (" ".join(text.split()) for text in texts)
+    question, about, label = map(one_line, texts)
     labels = {name.lower(): name for name in form.labels}
     _check_value(record, "label", label.lower(), labels)
     if form.categories:
@@ -280,10 +280,7 @@ class FewShot:
         question and its clarification. Spaces collapse, but not in a question, which may have a
         lone "|": it may be what is asked about.
         """
-        if is_question:
-            line = " ".join(text.splitlines())
-        else:
-            line = " ".join(text.split()).replace("|", "/")
+        line = " ".join(text.splitlines()) if is_question else one_line(text).replace("|", "/")
         if end := self.end.strip():
             other = end.lower() if end.lower() != end else _spelled_apart(end)
             before = r"(?<!\w)" if end[0].isalnum() else ""  # WEEKEND stays
@@ -306,7 +303,7 @@ class FewShot:
             text = text[len(core) :].lstrip()
         for stop in (self.end, core):
             text = text.split(stop, 1)[0] if stop else text
-        return " ".join(text.split())
+        return one_line(text)
 
 
 def load_few_shot(name: str) -> FewShot:

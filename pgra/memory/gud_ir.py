@@ -5,7 +5,7 @@ can be interrupted at any time, and resumed.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from pgra.memory.memory import Memory
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import ReaderModule
 from pgra.reader.train import Collate, Trainable, TrainResult, fit
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 _QUESTION_TOKENS = 512  # read by the generator
 _FEEDBACK_TOKENS = 64  # written by it
@@ -42,7 +42,7 @@ class GeneratingLookup:
         self._write = write
         self._nearest = nearest
         self.key = nearest.key
-        self.fingerprint: Mapping[str, Json] = {
+        self.fingerprint: Fields = {
             "lookup": "gud-ir",
             "generator": identity,
             "max_new_tokens": _FEEDBACK_TOKENS,

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from pgra.arrays import Vectors
 from pgra.artifacts import (
     IN_MEMORY,
     DatabaseKind,
@@ -36,7 +36,7 @@ from pgra.artifacts import (
 )
 from pgra.config import from_values
 from pgra.data.read import check_file, read_table
-from pgra.errors import ArtifactError, DataError, PgraError, cut
+from pgra.errors import ArtifactError, DataError, PgraError, cut, one_line
 from pgra.memory.families import plain
 from pgra.types import is_utf8
 
@@ -64,7 +64,6 @@ _LIMITS = {"question": 10_000, "feedback": 2_000, "source": 200, "user": 200, "t
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and line breaks
 _CHECKSUM_CHARS = 32
 _VECTOR_CHECKSUM = 8  # bytes
-Vector = npt.NDArray[np.float32]
 _RECORD = re.compile(rb"[0-9a-f]{32}\{[^\n]{1,65536}\}\n")
 _ENTRIES = "SELECT event, record FROM entry LEFT JOIN event ON event.id = entry.event"
 
@@ -170,7 +169,7 @@ class FeedbackLog:
             # SQLite reads on over much damage, and leaves out entries: 0.3 s for 100,000 of them.
             verdict = str(self._value("PRAGMA integrity_check(1)"))
             if verdict != "ok":
-                raise MEMORY.damaged(path, " ".join(verdict.split()))
+                raise MEMORY.damaged(path, one_line(verdict))
             # The last one's number is followed by the next one's.
             next(self.events(after=self.last_id - 1), None)
             stack.pop_all()
@@ -244,7 +243,7 @@ class FeedbackLog:
         entries = {entry.id: entry for entry in self._read(sql, json.dumps(list(ids)))}
         return [entries[entry_id] for entry_id in ids if entry_id in entries]
 
-    def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vector]:
+    def vectors(self, encoder: str, ids: Sequence[int]) -> dict[int, Vectors]:
         """Read stored vectors by entry; missing and damaged ones are left out.
 
         `encoder` is a digest of all that they depend on, besides the texts.
@@ -261,7 +260,7 @@ class FeedbackLog:
             if isinstance(data, bytes) and data == _seal(encoder, event_id, data[_VECTOR_CHECKSUM:])
         }
 
-    def keep_vectors(self, encoder: str, vectors: Mapping[int, Vector]) -> None:
+    def keep_vectors(self, encoder: str, vectors: Mapping[int, Vectors]) -> None:
         """Store vectors of entries that are still in force, where the file may be written."""
         if may_only_be_read(self._file.resolve()):
             return
@@ -338,7 +337,7 @@ def read_events(path: Path) -> list[MemoryEntry]:
         try:
             events.append(from_values(MemoryEntry, values, id=0))
         except PgraError as error:
-            raise DataError(f"{path}, line {record.line}: {error}") from None
+            raise DataError(f"{record.where}: {error}") from None
     return events
 
 

@@ -17,21 +17,20 @@ from functools import partial
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
-from pgra.arrays import Vectors
+from pgra.arrays import Values, Vectors
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.context import Context
 from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
 from pgra.encoders import as_encoder
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, one_line
 from pgra.memory.families import ANY, Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
 from pgra.retrieval.bm25 import index_texts
-from pgra.types import Json
+from pgra.types import Fields
 
 LOOKUPS: Mapping[str, str] = {
     "bm25": "pgra.memory.lookup:Bm25Lookup",
@@ -48,7 +47,6 @@ DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
-KeyScores = npt.NDArray[np.float64]  # of each row for one question, higher is nearer
 
 
 def drop_slot(question: str) -> str:
@@ -61,19 +59,9 @@ def drop_slot(question: str) -> str:
 
 
 def in_form(question: str, form: str) -> str:
-    """Return a question as an encoder reads it: if `form` is "slotless" without <...>."""
-    bare = " ".join(drop_slot(question).split()) if form == "slotless" else ""
+    """Return a question as it is compared: if `form` is "slotless" without <...>."""
+    bare = one_line(drop_slot(question)) if form == "slotless" else ""
     return bare or question
-
-
-def normalize_key(question: str, *, is_whole: bool = False) -> str:
-    """Return a question as edit distance compares it (Madaan et al. 2022, the release's memory).
-
-    Lower case, NFC, single spaces, without punctuation and without <...>; if `is_whole`, what
-    stands in <...> stays, such as a review's <br>.
-    """
-    text = question if is_whole else drop_slot(question)
-    return drop_punctuation(copy_key(text))
 
 
 @dataclass(kw_only=True)
@@ -203,7 +191,7 @@ class Lookup(Protocol):
         """
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]: ...
+    def fingerprint(self) -> Fields: ...
 
     def key(self, entry: MemoryEntry) -> tuple[str, str]:
         """Return its user, and what all spellings of its question share: they change together."""
@@ -251,9 +239,7 @@ def _is_slip(word: str, other: str) -> bool:
     return is_long and word[0] == other[0] and OSA.distance(word, other) <= 1
 
 
-def _drop_exchanged(
-    scores: KeyScores, alike: KeyScores, key: str, keys: Sequence[str]
-) -> KeyScores:
+def _drop_exchanged(scores: Values, alike: Values, key: str, keys: Sequence[str]) -> Values:
     """Set 0 for rows similar to a key but for an exchanged word."""
     for row in np.flatnonzero(alike >= _ALIKE).tolist():
         if is_exchanged(key, keys[row]):
@@ -289,7 +275,7 @@ class LogLookup(ABC):
         return partial(cls, user=user, form=str(args.key_form))
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         return {"lookup": self.name, "key_form": self._form}
 
     def key(self, entry: MemoryEntry) -> tuple[str, str]:
@@ -312,7 +298,7 @@ class LogLookup(ABC):
         return [Match(**asdict(entry), score=score_of[entry.id]) for entry in entries]
 
     @abstractmethod
-    def _score(self, key: str) -> KeyScores:
+    def _score(self, key: str) -> Values:
         """Return each row's score; minus infinity where it is not found."""
 
     def _identity(self, row: int) -> str | int:
@@ -320,7 +306,7 @@ class LogLookup(ABC):
         return row
 
     def _normalize(self, text: str) -> str:
-        return normalize_key(text, is_whole=self._form == "whole")
+        return in_form(text, self._form)
 
     def _follow(self) -> None:
         """Take over what the log's entries are now; new ones have larger ids."""
@@ -353,7 +339,11 @@ class EditLookup(LogLookup):
     name = "edit"
     scores: ClassVar = ScoreRange(-5.0, -math.inf, 0.0)  # the release: below 6
 
-    def _score(self, key: str) -> KeyScores:
+    def _normalize(self, text: str) -> str:
+        """Return lower case, NFC, single spaces, and no punctuation, as the release's memory."""
+        return drop_punctuation(copy_key(super()._normalize(text)))
+
+    def _score(self, key: str) -> Values:
         return 0.0 - _compare(key, self._keys, Levenshtein.distance)  # no -0.0
 
     def _identity(self, row: int) -> str:
@@ -370,7 +360,7 @@ class RelativeEditLookup(EditLookup):
     name = "relative-edit"
     scores: ClassVar = ScoreRange(0.8, 0.0, 1.0)  # docs/memory.md shows what passes
 
-    def _score(self, key: str) -> KeyScores:
+    def _score(self, key: str) -> Values:
         scores = 1 - _compare(key, self._keys, Indel.normalized_distance)
         return _drop_exchanged(scores, scores, key, self._keys)
 
@@ -378,8 +368,8 @@ class RelativeEditLookup(EditLookup):
         return plain(text)
 
 
-def _compare(key: str, keys: Sequence[str], scorer: Any) -> KeyScores:
-    distances: KeyScores = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
+def _compare(key: str, keys: Sequence[str], scorer: Any) -> Values:
+    distances: Values = process.cdist([key], keys, scorer=scorer, dtype=np.float64)[0]
     return distances
 
 
@@ -389,16 +379,13 @@ class Bm25Lookup(LogLookup):
     name = "bm25"
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
 
-    def _normalize(self, text: str) -> str:
-        return text if self._form == "whole" else drop_slot(text)
-
     def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
         super()._update(rows, new)
         self._index = index_texts(self._keys or ["a"], tf="lucene", idf="lucene")
 
-    def _score(self, key: str) -> KeyScores:
+    def _score(self, key: str) -> Values:
         ids = self._index.get_tokens_ids(split_words(key))
-        scores: KeyScores = self._index.get_scores_from_ids(ids).astype(np.float64)
+        scores: Values = self._index.get_scores_from_ids(ids).astype(np.float64)
         return np.where(scores > 0, scores, -np.inf)
 
 
@@ -435,12 +422,12 @@ class EncoderLookup(LogLookup):
         return partial(cls, encoder=loaded, user=user, form=form or str(args.key_form))
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         return {**super().fingerprint, **self._encoder.query_fingerprint}
 
-    def _score(self, key: str) -> KeyScores:
+    def _score(self, key: str) -> Values:
         query = self._encoder.encode([key], is_query=True)[0]
-        cosines: KeyScores = (self._vectors @ query).astype(np.float64)
+        cosines: Values = (self._vectors @ query).astype(np.float64)
         # Another batch moves the last digits of a vector: equal texts must stay equal.
         return np.round(cosines, _DIGITS)
 
@@ -459,9 +446,6 @@ class EncoderLookup(LogLookup):
         self._vectors = np.concatenate(blocks)
         super()._update(rows, new)
 
-    def _normalize(self, text: str) -> str:
-        return in_form(text, self._form)
-
 
 class ParaphraseLookup(EncoderLookup):
     """By an encoder, for what people ask: finds other wordings, and no opposites.
@@ -473,7 +457,7 @@ class ParaphraseLookup(EncoderLookup):
     name = "paraphrase"
     scores: ClassVar = ScoreRange(0.65, -1.0, 1.0)
 
-    def _score(self, key: str) -> KeyScores:
+    def _score(self, key: str) -> Values:
         question = plain(key)
         keys = [plain(text) for text in self._keys]
         alike = 1 - _compare(question, keys, Indel.normalized_distance)

@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import correlation, fmean, stdev
+from statistics import correlation, fmean
 
 import numpy as np
 
 from pgra.artifacts import write_text
 from pgra.memory.families import Family
 from pgra.memory.stream import SYSTEMS, StreamResult, Variant, measure_stream
-from pgra.report.metrics import combine_p, mcnemar
-from pgra.report.tables import Cell, Table
+from pgra.report.metrics import combine_p, sign_flip
+from pgra.report.tables import Cell, Table, with_sd
 
 REPORT_FILE = "report.md"
 FIGURE_FILE = "running.png"
@@ -74,7 +74,7 @@ def _accuracy_table(family: Family, groups: Mapping[str, Streams]) -> str:
         for kind in kinds:
             cells.append(_mean([values["understood_by_type"].get(kind) for values in metrics]))
         for name in ("understood", "answered"):
-            cells.append(_with_sd([values[name] for values in metrics], ".2f"))
+            cells.append(with_sd([values[name] for values in metrics], ".2f"))
         for name, form in {"prompt_tokens": ",.0f", "lookups": ".0f", "effective": ".2f"}.items():
             cells.append(_mean([values[name] for values in metrics], form))
         rows.append(cells)
@@ -113,10 +113,10 @@ def compare_systems(groups: Mapping[str, Streams]) -> list[list[str]]:
                 a = streams[seed].marks("understood")
                 b = others[seed].marks("understood")
                 gaps.append(fmean(a) - fmean(b))
-                p_values.append(mcnemar(a, b))
+                p_values.append(sign_flip(np.subtract(a, b, dtype=np.float64)))
             if gaps:
                 p = combine_p(p_values)
-                rows.append([f"{title} - {other.title}", _with_sd(gaps, "+.3f"), f"{p:.2g}"])
+                rows.append([f"{title} - {other.title}", with_sd(gaps, "+.3f"), f"{p:.2g}"])
     return rows
 
 
@@ -151,11 +151,6 @@ def _sample_table(groups: Mapping[str, Streams]) -> str:
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[Cell(text) for text in row] for row in rows]
     return Table("", columns, cells).to_markdown() if rows else ""
-
-
-def _with_sd(values: Sequence[float], form: str) -> str:
-    sd = f" ± {stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
-    return f"{fmean(values):{form}}{sd}"
 
 
 def _mean(values: Sequence[float | None], form: str = ".2f") -> str:

@@ -515,7 +515,6 @@ class Experiment:
 
     def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
         shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
-        folder.mkdir(parents=True)
         memory = Memory(
             folder / "memory.sqlite",
             lookup=self.open_lookup,

@@ -231,13 +231,15 @@ def decided_by(method: str) -> Mapping[str, Any]:
     return METHODS[method].decided if method in METHODS else {}
 
 
-def _arguments_of(table: Mapping[str, Entry]) -> dict[str, type]:
-    named = {name: entry.arguments for name, entry in table.items()}
-    return {name: import_named(path) for name, path in named.items() if path}
+def _arguments_of(table: Mapping[str, Entry]) -> dict[str, type | None]:
+    options: dict[str, type | None] = {"none": None}
+    for name, entry in table.items():
+        options[name] = None if entry.arguments is None else import_named(entry.arguments)
+    return options
 
 
-# Own arguments of our retrievers and rerankers.
-OPTIONS: Mapping[str, Mapping[str, type]] = {
+# Own arguments of our retrievers and rerankers; None of one without.
+OPTIONS: Mapping[str, Mapping[str, type | None]] = {
     "retriever": _arguments_of(RETRIEVERS),
     "reranker": _arguments_of(RERANKERS),
 }

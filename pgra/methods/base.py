@@ -11,37 +11,36 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Scores
+from pgra.arrays import Scores, Values
 from pgra.artifacts import digest
-from pgra.config import CHOOSING, Defaults, Entry, find_class, parse_arguments
+from pgra.config import CHOOSING, Defaults, field_names, find_class, parse_sections
 from pgra.context import Context
 from pgra.data.answers import EXACT_MATCH, AnsweredExample
 from pgra.data.bundled import BUNDLED, BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.examples import DataArguments, load_splits
+from pgra.data.examples import DataArguments, Splits, load_splits
 from pgra.data.tasks import AnyTask, find_metric, load_any_task
 from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
 from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import Decisions as Decisions
-from pgra.rerank import RERANKERS, ReadyReranker, find_reranker
-from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
-from pgra.types import Example, Json
+from pgra.rerank import ReadyReranker, find_reranker
+from pgra.retrieval.base import examples_digest, find_retriever
+from pgra.types import Example, Fields, Json
 
 SPLITS = ("train", "dev", "test")
 _BOOTSTRAP_SEED = 0
 _DRAWS = 2000
 
 
-@dataclass
-class TaskData:
+@dataclass(frozen=True)
+class TaskData(Splits):
     """A task and its examples.
 
     Train is learned from, dev chooses settings and checkpoints, test is reported on. `notes` are
@@ -49,11 +48,6 @@ class TaskData:
     in the prompt of an LM, its own or a control's, and are not learned from.
     """
 
-    task: AnyTask
-    train: Sequence[Example]
-    dev: Sequence[Example]
-    test: Sequence[Example]
-    notes: Mapping[str, Json] = field(default_factory=dict)
     set_aside: Sequence[Example] = ()
 
     @classmethod
@@ -69,7 +63,7 @@ class TaskData:
         splits = load_splits(
             task, args.data, is_trained=is_trained, least_dev=least_dev, query_dataset_name=queries
         )
-        return cls(task, splits.train, splits.dev, splits.test, splits.notes)
+        return cls(**vars(splits))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -111,7 +105,7 @@ class TaskData:
         return digests
 
 
-def label_shares(data: TaskData) -> npt.NDArray[np.float64]:
+def label_shares(data: TaskData) -> Values:
     """Return the labels' shares among the training examples, (C,), each with one example more."""
     counts = Counter(str(example.label) for example in data.train)
     shares = np.array([counts[label] + 1 for label in data.labels], np.float64)
@@ -168,7 +162,7 @@ def measure_answers(
     """
     measures = task.measure([prediction.label for prediction in decided.predictions], examples)
     more = more or {}
-    details: list[Mapping[str, Json]] = []
+    details: list[Fields] = []
     for i, example in enumerate(examples):
         line: dict[str, Json] = {"answers": list(example.answers)}
         for name, values in {**measures.by_text, **more}.items():
@@ -271,7 +265,7 @@ class Method(Timed, ABC):
         other.fingerprints = dict(self.fingerprints)
         return other
 
-    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002 (the contract's)
+    def fit(self, folder: Path) -> Fields | None:  # noqa: ARG002 (the contract's)
         """Learn from the training examples; a stopped run resumes in the same folder.
 
         Returns the dev set's results, "metric", "value", ...; None if it decided nothing.
@@ -355,17 +349,19 @@ def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
 
     Those of ours are known without their class.
     """
-    kinds: dict[str, tuple[str, Mapping[str, Entry], Any]] = {
-        "retriever_options": ("retriever", RETRIEVERS, find_retriever),
-        "rerank_options": ("reranker", RERANKERS, find_reranker),
+    kinds: dict[str, tuple[str, Any]] = {
+        "retriever_options": ("retriever", find_retriever),
+        "rerank_options": ("reranker", find_reranker),
     }
     options = {}
-    for section, (kind, table, find) in kinds.items():
+    for section, (kind, find) in kinds.items():
         name = str(chosen.get(kind, "none"))
         name = "run" if name.startswith("run:") else name
-        is_ours = name in table or name == "none"
-        options[section] = OPTIONS[kind].get(name) if is_ours else find(name).options_class
-    return {section: cls for section, cls in options.items() if cls is not None}
+        ours = OPTIONS[kind]
+        cls = ours[name] if name in ours else find(name).options_class
+        if cls is not None:
+            options[section] = cls
+    return options
 
 
 def known_options() -> dict[str, str]:
@@ -373,6 +369,8 @@ def known_options() -> dict[str, str]:
     flags: dict[str, str] = {}
     for kind, classes in OPTIONS.items():
         for name, cls in classes.items():
+            if cls is None:
+                continue
             flags |= {f.name: f"--{kind} {name}" for f in fields(cls)}
     return flags
 
@@ -389,23 +387,18 @@ def arguments_of(values: Mapping[str, Any], layers: Sequence[str], *, caller: st
     """
     plain = {name: _plain_value(value) for name, value in values.items()}
     over = Defaults(caller, plain, wins=True)
-    names: list[str] = []
 
-    def classes(chosen: Mapping[str, Any]) -> list[type]:
+    def find(chosen: Mapping[str, Any]) -> dict[str, type]:
         sections = find_sections(chosen)
-        names.extend(sections)
-        arguments: set[str] = set()
-        for cls in sections.values():
-            arguments |= {f.name for f in fields(cls)}
+        arguments = field_names(sections.values())
         for name in over.values:
             if name not in arguments:  # a layer would ignore it in silence
                 message = unknown_name("argument", name, arguments).partition(" Known:")[0]
                 method = chosen.get("method", RuntimeArguments.method)
                 raise ConfigError(f"{message} (pgra train --method {method} --help lists them)")
-        return list(sections.values())
+        return sections
 
-    parsed = parse_arguments(classes, layers, prog=caller, description="", defaults=[over])
-    sections = dict(zip(names, parsed, strict=True))
+    sections = parse_sections(find, layers, prog=caller, description="", defaults=[over])
     refuse_contradictions(values, sections)
     return fill_folder(RunArguments(sections))
 
@@ -417,9 +410,14 @@ def _plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def bare_name(task: str) -> str:
+    """Return a task's name, where it was named by its YAML too."""
+    return task.rpartition("/")[2].removesuffix(".yaml")
+
+
 def fill_folder(args: RunArguments) -> RunArguments:
     """Fill in all of the folder's name but the seed, of which there may be several."""
-    task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
+    task = bare_name(args.data.task or "")
     name = str(args[args.output_section].output_dir).replace("{task}", task)
     name = name.replace("{method}", find_method(args.runtime.method).name(args))
     return args.change(args.output_section, output_dir=name)

@@ -60,8 +60,8 @@ class LmBff(Pgra):
         """Read the test set, and draw K and K examples a label of the training file."""
         whole = TaskData.read(self.args, least_dev=sys.maxsize).labelled()  # none is held out
         count = self.args["shots"].num_shots
-        shots = draw_shots(whole.train, whole.labels, count, self.seed)
-        self.data = replace(whole, train=shots.train, dev=shots.dev)
+        train, dev = draw_shots(whole.train, whole.labels, count, self.seed)
+        self.data = replace(whole, train=train, dev=dev)
         prompt = FewShotPrompt(prompt_template(self.data.task))
         self.stages = Stages(self.args, self.context, prompt, self.data)
         self.fingerprints |= self.data.fingerprints()

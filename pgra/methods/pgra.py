@@ -46,7 +46,7 @@ from pgra.reader.train import fit, uses_bf16
 from pgra.report.results import EvidenceLine
 from pgra.rerank import FitData, find_reranker
 from pgra.run_folder import READER_FOLDER, RECORD_FILE
-from pgra.types import Example, Json
+from pgra.types import Example, Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Pgra(Method):
             module.model.generation_config.max_new_tokens = self.data.task.max_new_tokens
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
 
-    def fit(self, folder: Path) -> Mapping[str, Json] | None:
+    def fit(self, folder: Path) -> Fields | None:
         """Train the reader, from the last whole checkpoint if the run was stopped."""
         train = self.inputs("train")
         dev = self.inputs("dev")

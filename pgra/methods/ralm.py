@@ -8,7 +8,7 @@ As in their figure 2 nothing is trained. Evidence comes from PGRA's stages; with
 there is none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fi
 from pgra.reader.calibration import Calibration, decide
 from pgra.report.results import EvidenceLine
 from pgra.run_folder import TRAINING_FILE, read_object
-from pgra.types import Example, Json
+from pgra.types import Example, Fields, Json
 
 
 def write_prompt(query: str, evidence: Sequence[str], num_words: int) -> str:
@@ -149,7 +149,7 @@ class Ralm(Pgra):
         task = self.data.task
         return write_answers(self.lm, inputs, task.max_new_tokens, task.stop, self.context)
 
-    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
+    def fit(self, folder: Path) -> Fields | None:  # noqa: ARG002
         """Fit label bias and temperature on dev; nothing where answers are written."""
         if not self.data.labels:
             return None

@@ -19,13 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Scores, log_softmax
+from pgra.arrays import Indices, Scores, Values, log_softmax
 from pgra.errors import ConfigError, ModelError
 from pgra.types import Prediction
-
-Values = npt.NDArray[np.float64]
 
 LEAST_A_LABEL = 16  # dev examples of each label that a bias is fitted to
 LEAST_TEXTS = 50  # whose mean prediction says something
@@ -148,7 +145,7 @@ def match_shares(scores: Scores, shares: Values) -> Values:
     return np.asarray(bias - bias.mean(), np.float64)
 
 
-def fit_scale_and_bias(scores: Scores, targets: npt.NDArray[np.intp]) -> tuple[float, Values]:
+def fit_scale_and_bias(scores: Scores, targets: Indices) -> tuple[float, Values]:
     """Return a and b of softmax(a s + b) that make the labels `targets` (n,) most likely.
 
     The priors of a times the scores' spread, at least 0, and of each b are normal with variance 1,

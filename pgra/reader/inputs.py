@@ -12,9 +12,8 @@ from itertools import chain
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Scores
+from pgra.arrays import Scores, Values
 from pgra.errors import ConfigError
 from pgra.lm.batching import GroupCost
 from pgra.prompts import Verbalizer
@@ -100,7 +99,7 @@ class SeparateInputs(TokenizedInputs):
     the mean of log-probabilities.
     """
 
-    log_weights: npt.NDArray[np.float64] | None = None
+    log_weights: Values | None = None
 
     def alone(self) -> TokenizedInputs:
         """Return each segment as an example of its own, under its example's name."""

@@ -39,14 +39,12 @@ class T5Classifier(Trainable):
             log-probabilities. "official" writes one token, as `generate(max_length=3)` of the
             released code does; its label, or the first if no label has it, has probability 1.
         calibration: What is done to scores before the softmax over labels.
-        batch_tokens: The most in a batch; None is what suits the module's device.
     """
 
     module: FusionReader
     verbalizer: Verbalizer
     decode: str = "verbalizer"
     calibration: Calibration = field(default_factory=Calibration)
-    batch_tokens: int | None = None
 
     def collator(self, device: torch.device) -> Collate:
         cost = GroupCost.on(device, is_training=True)
@@ -102,9 +100,7 @@ class T5Classifier(Trainable):
         worker = context.worker
         cost = GroupCost.on(reader.device)
         sizes = inputs.sizes()
-        budget = self.batch_tokens
-        if budget is None:  # more leave less padding in a call
-            budget = 1 << (17 if reader.device.type == "cuda" else 15)
+        budget = 1 << (17 if reader.device.type == "cuda" else 15)  # tokens of a batch
         batches = token_budget_batches(sizes, budget, max_rows=_MAX_ROWS)
         was_training = reader.training
         reader.eval()

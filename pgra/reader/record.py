@@ -17,7 +17,6 @@ from pgra.artifacts import (
     record_files,
     write_sealed,
 )
-from pgra.context import Context
 from pgra.data.read import fetch_folder
 from pgra.data.tasks import check_slots
 from pgra.errors import ArtifactError, ConfigError, DamageError, reading
@@ -29,7 +28,7 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import T5Classifier
 from pgra.run_folder import READER_FOLDER, RECORD_FILE
-from pgra.types import Json, Prediction, Query, as_list, as_texts, read_queries
+from pgra.types import Fields, Prediction, Query, as_list, as_texts, read_queries
 
 FORMAT = 3
 OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
@@ -56,7 +55,7 @@ class ReaderRecord:
     prompt: FewShotPrompt | None
     seed: int
     arguments: Mapping[str, Mapping[str, Any]]
-    fingerprints: Mapping[str, Json]
+    fingerprints: Fields
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -203,4 +202,4 @@ class Reader:
             layout=record.layout,
         )
         with self.busy:  # of several threads one at a time
-            return self.classifier.predict(inputs, Context())
+            return self.classifier.predict(inputs)

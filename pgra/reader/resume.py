@@ -111,14 +111,12 @@ class Progress:
         step: Steps that are done.
         best_step: That of the best measurement on the dev set; None before the first.
         losses: The loss of each step, over the target tokens of all processes and batches.
-        history: The log: a line for each mean loss and each measurement, with its "step".
     """
 
     step: int = 0
     best_step: int | None = None
     best_value: float | None = None
     losses: list[float] = field(default_factory=list)
-    history: list[dict[str, float]] = field(default_factory=list)
 
     def keep_best(self, value: float) -> None:
         """Note a measurement; of equals the first is the best."""

@@ -8,7 +8,6 @@ evidence.
     OUTPUT_DIR/checkpoint-N/     see `pgra.reader.resume`
 """
 
-import json
 import logging
 import math
 import time
@@ -30,7 +29,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from transformers import get_scheduler, set_seed
 
-from pgra.artifacts import write_aside, write_text
+from pgra.artifacts import write_aside, write_lines
 from pgra.context import Context
 from pgra.errors import ModelError
 from pgra.lm.load import choose_device
@@ -114,7 +113,6 @@ class TrainResult:
     best_metric: float | None
     train_loss: float
     seconds: float
-    history: list[dict[str, float]]
 
 
 def fit(
@@ -257,7 +255,6 @@ def fit(
         best_metric=progress.best_value,
         train_loss=_mean(progress.losses),
         seconds=time.monotonic() - start,
-        history=progress.history,
     )
 
 
@@ -363,8 +360,7 @@ class LossLog:
         losses += means[:good]
         if self._worker.is_main:  # a float's repr is exact
             rows = enumerate(losses, start=1)
-            lines = [json.dumps({"step": step, "loss": loss}) for step, loss in rows]
-            write_text(self._path, "".join(f"{line}\n" for line in lines))
+            write_lines(self._path, [{"step": step, "loss": loss} for step, loss in rows])
         if good < len(means):
             step = len(losses) + 1
             raise ModelError(f"the loss is {means[good]} at step {step}: lower the learning rate")
@@ -374,7 +370,7 @@ class LossLog:
 def logging_to(
     arguments: TrainingArguments, device: torch.device, progress: Progress
 ) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """Open the trackers; what is yielded adds a line of this step to the log, and sends it."""
+    """Open the trackers; what is yielded sends them a line of this step."""
     home = Path(arguments.output_dir)
     trackers = []
     if arguments.report_to:
@@ -385,7 +381,6 @@ def logging_to(
         trackers = accelerator.trackers
 
     def log(line: Mapping[str, float]) -> None:
-        progress.history.append({**line, "step": progress.step})
         for tracker in trackers:
             tracker.log(line, step=progress.step)
 

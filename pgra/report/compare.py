@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pgra.arrays import Values
 from pgra.config import choose, config_root, read_yaml
 from pgra.report import metrics
 from pgra.report.results import (
@@ -19,7 +20,7 @@ from pgra.report.results import (
     in_order,
     row_names,
 )
-from pgra.types import Json
+from pgra.types import Fields
 
 LEVEL = 0.05
 AVERAGE = "average"
@@ -37,7 +38,6 @@ class ReferenceTable:
     """One table of a paper.
 
     Attributes:
-        name: Such as "T2a".
         columns: Tasks, and "average" where it is printed.
         rows: Values as printed (in percent), by row and column; some rows lack some.
         match: By row the run that it is compared with: values by argument, and "method".
@@ -45,11 +45,10 @@ class ReferenceTable:
         measure: "metric" where the values are the tasks' metrics, else another word.
     """
 
-    name: str
     title: str
     columns: Sequence[str]
     rows: Mapping[str, Mapping[str, float]]
-    match: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    match: Mapping[str, Fields] = field(default_factory=dict)
     notes: Sequence[Mapping[str, str]] = ()
     measure: str = METRIC
 
@@ -87,7 +86,7 @@ def load_references() -> Mapping[str, ReferenceTable]:
                 pairs = zip(table["columns"], cells, strict=True)
                 rows[row] = {column: float(v) for column, v in pairs if v is not None}
             table_notes = [notes[note] for note in table.get("notes", ())]
-            tables[name] = ReferenceTable(name, **{**table, "rows": rows, "notes": table_notes})
+            tables[name] = ReferenceTable(**{**table, "rows": rows, "notes": table_notes})
     return tables
 
 
@@ -257,7 +256,7 @@ def _average(results: Sequence[Result]) -> Result:
     return Result((), missing, list(values) or [overall], interval)
 
 
-def _average_by_seed(tasks: Sequence[Sequence[FinishedRun]]) -> metrics.Values:
+def _average_by_seed(tasks: Sequence[Sequence[FinishedRun]]) -> Values:
     """Return the mean over tasks of each seed; nothing if their seeds differ."""
     if len({tuple(run.seed for run in runs) for runs in tasks}) > 1:
         return np.zeros(0)
@@ -320,7 +319,7 @@ def _shared(a: Sequence[FinishedRun], b: Sequence[FinishedRun]) -> list[Sequence
 
 
 def _compare(
-    gap: metrics.Difference, p: float, values: Sequence[npt.ArrayLike], *, is_seeded: bool
+    gap: metrics.Difference, p: float, values: Sequence[Any], *, is_seeded: bool
 ) -> Comparison:
     a, b = np.broadcast_arrays(*values)
     seeds_p = metrics.welch(a, b) if is_seeded else 0.0

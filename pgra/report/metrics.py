@@ -20,17 +20,15 @@ from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import regex
 from rapidfuzz.distance import LCSseq
 
-from pgra.arrays import Counts
+from pgra.arrays import Counts, Values
 from pgra.data.answers import EXACT_MATCH, AnsweredExample, SumMetric
 from pgra.data.tasks import Metric, find_metric
 from pgra.data.text import normalize_answer
 from pgra.errors import ConfigError
 
-Values = npt.NDArray[np.float64]
 DRAWS = 2000
 _FEW = 16
 _FLIPS = 9_999
@@ -408,7 +406,7 @@ class TextOutcomes:
 Outcomes = LabelOutcomes | TextOutcomes
 
 
-def _draw_counts(kinds: npt.NDArray[Any], seed: int, draws: int) -> tuple[Any, Values]:
+def _draw_counts(kinds: Any, seed: int, draws: int) -> tuple[Any, Values]:
     """Resample B examples (Efron 1979), as counts of those that all S runs decide alike.
 
     Returns the distinct columns (S, U) of `kinds` (S, B), and how often each was drawn, (draws, U).
@@ -544,14 +542,6 @@ def sign_flip(parts: Sequence[float] | Values) -> float:
     for size, count in zip(sizes, counts, strict=True):
         sums += size * (2.0 * generator.binomial(count, 0.5, size=_FLIPS) - count)
     return float((1 + (np.abs(sums) >= least).sum()) / (_FLIPS + 1))
-
-
-def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
-    """Return the two-sided p of McNemar's test, exact by the binomial (McNemar 1947).
-
-    It is 1 if no example is right for one method only.
-    """
-    return sign_flip(np.asarray(correct_a, np.float64) - np.asarray(correct_b, np.float64))
 
 
 def combine_p(p_values: Sequence[float]) -> float:

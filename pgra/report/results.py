@@ -47,7 +47,7 @@ from pgra.run_folder import (
     read_object,
     write_metrics,
 )
-from pgra.types import UNDECIDED, Example, Json, Prediction
+from pgra.types import UNDECIDED, Example, Fields, Json, Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,31 @@ class EvidenceLine:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A run's decision on a new query.
+
+    Attributes:
+        label: Its label, or the text that was written.
+        scores: The probability of each label.
+        evidence: What was read beside it, best first.
+        exemplars: The examples before it in a prompt, in the prompt's order.
+        details: Further entries that the method gives it in `predictions.jsonl`.
+    """
+
+    query: Example
+    label: str
+    scores: Mapping[str, float]
+    evidence: Sequence[EvidenceLine] = ()
+    exemplars: Sequence[Example] = ()
+    details: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The query's text."""
+        return self.query.text
+
+
+@dataclass(frozen=True)
 class Decisions:
     """A method's predictions for B examples, in order; the lists are empty where there is nothing.
 
@@ -87,16 +112,42 @@ class Decisions:
     predictions: Sequence[Prediction]
     evidence: Sequence[Sequence[EvidenceLine]] = ()
     exemplars: Sequence[Sequence[Example]] = ()
-    details: Sequence[Mapping[str, Json]] = ()
+    details: Sequence[Fields] = ()
     notes: Sequence[str] = ()
-    metrics: Mapping[str, Json] = field(default_factory=dict)
+    metrics: Fields = field(default_factory=dict)
     values: Mapping[str, float] | None = None
     interval: Sequence[float] | None = None
+
+    def answers(self, queries: Sequence[Example]) -> list[Answer]:
+        """Return what was decided on each query, in the order of `predictions`."""
+        answers = []
+        for i, (query, decision) in enumerate(zip(queries, self.predictions, strict=True)):
+            evidence = self.evidence[i] if self.evidence else ()
+            exemplars = self.exemplars[i] if self.exemplars else ()
+            details = self.details[i] if self.details else {}
+            answer = Answer(query, decision.label, decision.scores, evidence, exemplars, details)
+            answers.append(answer)
+        return answers
+
+
+def answer_line(answer: Answer) -> dict[str, Json]:
+    """Return an answer's line of `predictions.jsonl`."""
+    query = answer.query
+    line: dict[str, Json] = {"id": query.id, "text": query.text}
+    if len(query.fields) > 1:
+        line["fields"] = dict(query.fields)
+    line |= {
+        "label": query.label,
+        "prediction": answer.label,
+        "scores": dict(answer.scores),
+        "evidence": [asdict(passage) for passage in answer.evidence],
+    }
+    return {**line, **answer.details}
 
 
 def write_results(
     folder: Path,
-    about: Mapping[str, Json],
+    about: Fields,
     labels: Sequence[str],
     examples: Sequence[Example],
     decided: Decisions,
@@ -112,22 +163,7 @@ def write_results(
         examples: The queries, labelled.
         decided: Of each, in the same order.
     """
-    lines: list[Json] = []
-    pairs = zip(examples, decided.predictions, strict=True)
-    for i, (example, prediction) in enumerate(pairs):
-        line: dict[str, Json] = {"id": example.id, "text": example.text}
-        if len(example.fields) > 1:
-            line["fields"] = dict(example.fields)
-        evidence = decided.evidence[i] if decided.evidence else ()
-        line |= {
-            "label": example.label,
-            "prediction": prediction.label,
-            "scores": dict(prediction.scores),
-            "evidence": [asdict(passage) for passage in evidence],
-        }
-        if decided.details:
-            line |= decided.details[i]
-        lines.append(line)
+    lines = [answer_line(answer) for answer in decided.answers(examples)]
     write_lines(folder / PREDICTIONS_FILE, lines)
     metric = str(about["metric"])
     predicted = [p.label for p in decided.predictions]
@@ -188,7 +224,7 @@ class FinishedRun(RunFolder):
     name: str
     task: str
     seed: int = 0
-    arguments: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    arguments: Mapping[str, Fields] = field(default_factory=dict)
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
@@ -216,11 +252,6 @@ class FinishedRun(RunFolder):
     def labels(self) -> set[str]:
         """The task's labels; empty where texts are measured."""
         return set(getattr(self.outcomes, "names", ())) - {UNDECIDED}
-
-    @cached_property
-    def predictions(self) -> list[dict[str, Any]]:
-        """The lines of `predictions.jsonl`, read on first use."""
-        return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     @property
     def values(self) -> dict[str, Json]:
@@ -434,8 +465,8 @@ class Group:
     missing: Sequence[Missing] = ()
     axes: Sequence[str] = ()
     reference: str | None = None
-    baseline: Mapping[str, Json] | None = None
-    points: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    baseline: Fields | None = None
+    points: Mapping[str, Fields] = field(default_factory=dict)
 
 
 def load_collection(paths: Sequence[Path]) -> list[Group]:

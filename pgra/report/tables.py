@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
 from pgra.artifacts import write_aside
+from pgra.errors import one_line
 from pgra.report.compare import AVERAGE, LEVEL, Study
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class Cell:
         if value is None or isinstance(value, str):
             return cls(value or "")
         return cls(f"{value:{form}}", value=value)
+
+
+TableRow = dict[str, float | str | None]  # values by column
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,15 @@ class Table:
 TABLE_FORMATS = {".txt": Table.to_text, ".md": Table.to_markdown, ".csv": Table.to_csv}
 
 
+def with_sd(values: Sequence[float], form: str) -> str:
+    """Return the mean, and of several values their sample standard deviation."""
+    sd = f" ± {stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
+    return f"{fmean(values):{form}}{sd}"
+
+
 def _aligned(rows: Sequence[Sequence[str]], between: str) -> list[str]:
     """Pad all columns, the first to the left, the others to the right; a line for each row."""
-    rows = [[" ".join(text.split()) for text in row] for row in rows]
+    rows = [[one_line(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -270,7 +281,7 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     """Return all numbers of a row and column in percent; p-values as they are."""
     result = study.results.get((row, column))
     comparison = study.comparisons.get((row, column))
-    numbers: dict[str, float | str | None] = dict.fromkeys(_LONG)
+    numbers: TableRow = dict.fromkeys(_LONG)
     numbers |= {
         "table": study.group.title,
         "row": row,
@@ -312,9 +323,8 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format of a path's suffix."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with write_aside(path) as aside:
-        figure.savefig(aside, format=path.suffix.removeprefix("."), dpi=150)
+        figure.savefig(aside, dpi=150)
 
 
 def number_axis(study: Study) -> str | None:

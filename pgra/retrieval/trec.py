@@ -71,7 +71,7 @@ def _pairs(path: Path) -> Iterator[Record]:
         if number == 1 and _ID_HEADER.fullmatch(cells[0].strip()):
             logger.warning("%s: '%s' is a header and left out", where, " ".join(cells))
         elif len(cells) == 2:
-            yield Record(number, dict(zip(("id", "text"), cells, strict=True)), where)
+            yield Record(dict(zip(("id", "text"), cells, strict=True)), where)
         elif cells != [""]:
             raise DataError(f"{where}: {len(cells)} columns, not two: an id, a tab, and a text")
 

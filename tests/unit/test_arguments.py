@@ -137,7 +137,7 @@ CONFIGS = {
 def all_of(*flags):
     """All arguments of `pgra train` but the Trainer's own, which it may change."""
     words = ["--output_dir", "x", "--device", "cpu", *flags]
-    run, _ = parse_run(words, prog="train", description="", epilog="")
+    run, _ = parse_run(parse, "test", words)
     parts = [part for name, part in run.sections.items() if name != "training"]
     return {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
 

@@ -173,9 +173,9 @@ def test_texts_shared_by_train_and_test_are_counted_or_refused(tmp_path):
 def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     """RandomState(42).shuffle(range(10)) is 8 1 5 0 7 2 9 4 3 6; the even ones are the first's."""
     examples = [Example(f"train-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(10)]
-    shots = draw_shots(examples, LABELS, 2, seed=42)
-    assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
-    assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
+    train, dev = shots = draw_shots(examples, LABELS, 2, seed=42)
+    assert ids(train) == ["train-8", "train-0", "train-1", "train-5"]
+    assert ids(dev) == ["train-2", "train-4", "train-7", "train-9"]
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
     with pytest.raises(DataError, match="num_shots"):
         draw_shots(examples, LABELS, 3, seed=0)

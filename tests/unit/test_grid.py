@@ -62,7 +62,7 @@ def test_a_file_stands_over_the_one_it_extends(write):
 def parsed(grid, *words, task="trec", at=0):
     layers = [*grid.under(task, grid.cells[at]), grid.over(task, grid.cells[at])]
     names = argument_names(grid)
-    args, _ = parse_run(words, prog="", description="", others=names, defaults=layers)
+    args, _ = parse_run(parsed, "test", words, others=names, defaults=layers)
     rerank = args["rerank"]
     found = rerank.num_evidence, rerank.num_exemplars, rerank.similarity
     return args["retriever"].num_candidates, *found

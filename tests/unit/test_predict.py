@@ -28,16 +28,18 @@ def parts(folder, items=ITEMS):
     return T5Classifier(lively(folder), tokenizer, VERBALIZER), inputs
 
 
-def test_scores_do_not_depend_on_batches_or_order_or_the_mode(reader_dir):
+def test_scores_do_not_depend_on_batches_or_order_or_the_mode(reader_dir, monkeypatch):
     classifier, inputs = parts(reader_dir)
     classifier.module.double()  # in float32 a sum of 80 rounds to 2e-5
     together = classifier.score(inputs)
     classifier.module.train()
-    alone = replace(classifier, batch_tokens=1).score(inputs)
+    monkeypatch.setattr("pgra.reader.predict._MAX_ROWS", 1)
+    alone = classifier.score(inputs)
     assert classifier.module.model.training  # dropout is off meanwhile
     np.testing.assert_allclose(alone, together, atol=1e-5)
     backwards = parts(reader_dir, ITEMS[::-1])[1]
-    found = replace(classifier, batch_tokens=60).score(backwards)
+    monkeypatch.setattr("pgra.reader.predict._MAX_ROWS", 2)
+    found = classifier.score(backwards)
     np.testing.assert_allclose(found[::-1], together, atol=1e-5)
     changed = parts(reader_dir, [(name, ("the boats",), None) for name, _, _ in ITEMS])[1]
     assert abs(classifier.score(changed) - together).max() > 1e-3
@@ -53,7 +55,7 @@ def test_the_official_decode_takes_the_label_whose_word_is_written(t5_dir, monke
         return_tensors="pt",
     ).input_ids
     monkeypatch.setattr(type(classifier.module), "write", lambda *_, **__: written)
-    official = replace(classifier, decode="official", batch_tokens=10**6)
+    official = replace(classifier, decode="official")
     found = [prediction.label for prediction in official.predict(inputs)]
     assert sorted(found) == ["negative", "negative", "positive"]
 

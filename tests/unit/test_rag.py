@@ -58,7 +58,7 @@ def batch_of(inputs, rows=(0, 1)):
 
 def score(reader, tokenizer, inputs):
     kind = RagClassifier if isinstance(reader, RagReader) else T5Classifier
-    return kind(reader, tokenizer, VERBALIZER, batch_tokens=60).score(inputs)
+    return kind(reader, tokenizer, VERBALIZER).score(inputs)
 
 
 def expected_scores(t5_dir, encoder, tokenizer, inputs, num_evidence):
