@@ -88,7 +88,7 @@ class IclSelectionArguments(SelectionArguments):
         "balanced",
         "How they are chosen: see --method kate.",
         choices=SELECTORS,
-        is_open=True,
+        is_open="selector",
         is_common=True,
     )
     exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
