@@ -50,10 +50,6 @@ from pgra.types import Example, Fields, Json
 
 logger = logging.getLogger(__name__)
 
-_LEAST_SEEN = 20  # texts: of fewer a share says little
-_LEANS = 0.9  # share of one label among decisions from which a reader leans to it
-_USUAL = 0.75  # share of a label that makes such a share no surprise
-
 
 class Pgra(Method):
     """Trains a fused T5 on evidence, and decides with it, or writes answers.
@@ -243,16 +239,14 @@ class Pgra(Method):
             shares = label_shares(self.data)
             label_bias = self.args["reader"].label_bias
             self.calibration = fit_calibration(label_bias, scores, truth, shares, score_texts)
-        decided = np.concatenate(seen).argmax(axis=1)
-        counts = np.bincount(decided)
-        most = int(counts.argmax())
-        if counts[most] >= max(_LEAST_SEEN, _LEANS * len(decided)) and shares[most] < _USUAL:
+        texts = np.concatenate(seen)
+        label = find_lean(texts, shares)
+        if label is not None:
             logger.warning(
-                "reader: answers '%s' to %d of %d texts of dev and train before its label bias is "
-                "taken out: more --max_steps may help",
-                self.data.labels[most],
-                counts[most],
-                len(decided),
+                "reader: answers '%s' to nearly all of %d texts of dev and train before its label "
+                "bias is taken out: more --max_steps may help",
+                self.data.labels[label],
+                len(texts),
             )
         return scores
 

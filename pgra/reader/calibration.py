@@ -31,6 +31,9 @@ LEAST_EXAMPLES = 50  # with 50, accuracy itself is unsure by 0.07 (one sigma)
 # Temperatures lie between 1 / LARGEST and LARGEST. A fit at the upper border counts: the reader
 # is sure and wrong. One at the lower does not: all dev examples are right, and too easy.
 LARGEST = 10.0
+_LEAST_SEEN = 20  # texts: of fewer a share says little
+_LEANS = 0.9  # share of one label among decisions from which a reader leans to it
+_USUAL = 0.75  # share of a label that makes such a share no surprise
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,17 @@ def match_shares(scores: Scores, shares: Values) -> Values:
 
     bias = minimize(loss, -values.mean(axis=0), jac=True, method="BFGS").x
     return np.asarray(bias - bias.mean(), np.float64)
+
+
+def find_lean(scores: Scores, shares: Values) -> int | None:
+    """Return the label that nearly all texts are decided for, and that is rarer in training.
+
+    `scores` are (B, C), `shares` the labels' shares among the training examples, (C,).
+    """
+    counts = np.bincount(scores.argmax(axis=1))
+    label = int(counts.argmax())
+    is_lean = counts[label] >= max(_LEAST_SEEN, _LEANS * len(scores)) and shares[label] < _USUAL
+    return label if is_lean else None
 
 
 def fit_scale_and_bias(scores: Scores, targets: Indices) -> tuple[float, Values]:

@@ -8,6 +8,7 @@ from pgra.arrays import log_softmax
 from pgra.errors import ConfigError, ModelError
 from pgra.reader.calibration import (
     LEAST_EXAMPLES,
+    find_lean,
     fit_calibration,
     fit_temperature,
     match_shares,
@@ -79,6 +80,16 @@ def test_a_lean_to_one_label_is_taken_out(label_bias, shares):
     assert accuracy(others, right) < accuracy(plain, right) - 0.05  # the control: it did lean
     kept = replace(calibration, is_bias_out=False)
     assert accuracy(kept.apply(others), right) == accuracy(others, right)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "label"),
+    [(38, 0.5, 1), (35, 0.5, None), (38, 0.95, None)],  # of 40 texts; share of label 1 in training
+)
+def test_a_lean_to_one_label_is_seen(count, share, label):
+    scores = np.zeros((40, 2), np.float32)
+    scores[:count, 1] = 1.0
+    assert find_lean(scores, np.array([1 - share, share])) == label
 
 
 def test_the_mean_prediction_becomes_the_shares():
