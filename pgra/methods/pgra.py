@@ -37,7 +37,13 @@ from pgra.methods.stages import Stages, neighbor_model, reads_prompt
 from pgra.model_card import write_card
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader.arguments import default_learning_rate
-from pgra.reader.calibration import MOST_TEXTS, Calibration, decide, fit_calibration
+from pgra.reader.calibration import (
+    MOST_TEXTS,
+    Calibration,
+    decide,
+    find_lean,
+    fit_calibration,
+)
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import T5Classifier, written
