@@ -65,8 +65,6 @@ def measure_worth(args: RunArguments, options: WorthArguments, context: Context)
     method = args.runtime.method
     if method not in ("pgra", "ralm"):
         raise ConfigError(f"worth compares the evidence of --method pgra and ralm, not of {method}")
-    if args.rerank.per_query:
-        raise ConfigError("worth compares the evidence of one prompt: use --exemplars balanced")
     study = WorthStudy(args, options, context)
 
     def build(aside: Path) -> Mapping[str, Json]:

@@ -248,14 +248,6 @@ class PromptedEncoder:
             chat=args.chat_template,
         )
 
-    def under(self, prompt: FewShotPrompt) -> Self:
-        """Return the same LM under another prompt, with counts of its own.
-
-        Raises:
-            ConfigError: If the prefix leaves no room for a text.
-        """
-        return type(self)(self.lm, prompt, max_prompt_tokens=self.max_prompt_tokens, chat=self.chat)
-
     def release(self) -> None:
         """Free the LM's weights, and what was read of the prefix."""
         vars(self).pop("_begin", None)

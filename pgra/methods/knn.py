@@ -10,6 +10,7 @@ order of the training file.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pgra.arrays import Rows
@@ -17,7 +18,8 @@ from pgra.errors import ConfigError
 from pgra.exemplars.selection import vote
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
-from pgra.methods.stages import Stages, neighbor_model, open_neighbors
+from pgra.methods.stages import Stages
+from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.types import Example, Json, Prediction
 
 NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
@@ -43,14 +45,22 @@ class NearestNeighbors(Method):
         if number is not None and number > len(train):
             raise ConfigError(f"num_neighbors ({number}) exceeds {len(train)} training examples")
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
-        self.neighbors = open_neighbors(self.data, self.args, self.context)
+        reader = self.args.reader.model_name_or_path
+        self.neighbors = Neighbors(
+            partial(open_neighbor_encoder, args, reader, self.context.device),
+            train,
+            Path(self.args.runtime.artifacts_dir) / "neighbors" / self.data.task.name,
+        )
 
     def identity(self) -> dict[str, Json]:
         encoder = dict(self.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
     def sources(self) -> list[str]:
-        return [neighbor_model(self.args), *super().sources()]
+        args = self.args
+        by_reader = args.retriever.neighbor_encoder == "reader"
+        model = args.reader.model_name_or_path if by_reader else args.retriever.encoder
+        return [model, *super().sources()]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that is best on the dev set; of equals the smallest."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pgra.config import Arguments, Rule, arg
+from pgra.config import Arguments, arg
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
-from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
+from pgra.exemplars import DRAWN_EXEMPLARS
 from pgra.lm.base import StateArguments
 from pgra.types import Example, Json
 
@@ -43,8 +43,7 @@ class RerankArguments(StateArguments):
         "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
         "whitened_cosine, head (the chance of one label, by a logistic head on the training "
         "examples), calibrated (needs no data) or module:Class. auto: head where each label has 8 "
-        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32; "
-        "cosine where each query has its own exemplars.",
+        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32.",
         is_open=True,
         is_common=True,
     )
@@ -59,10 +58,8 @@ class RerankArguments(StateArguments):
     )
     exemplars: str = arg(
         "balanced",
-        "random, balanced, official (as PGRA's code), fixed (the first); or for each query anew: "
-        "knn (KATE: its nearest, by --neighbor_encoder) or module:Class.",
-        choices=SELECTORS,
-        is_open="selector",
+        "How they are drawn: random, balanced, official (as PGRA's code) or fixed (the first).",
+        choices=DRAWN_EXEMPLARS,
     )
     exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
     bank_shard_rows: int = arg(
@@ -72,19 +69,6 @@ class RerankArguments(StateArguments):
         decides=False,
     )
 
-    def check(self) -> None:
-        super().check()
-        if not self.per_query:
-            return
-        Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
-        if self.similarity not in (AUTO, "cosine", "dot"):  # the others are fitted
-            raise ConfigError(f"exemplars '{self.exemplars}' differ by query: use dot or cosine")
-
-    @property
-    def per_query(self) -> bool:
-        """Whether each query has its own exemplars; classes from outside always do."""
-        return self.exemplars not in DRAWN_EXEMPLARS
-
     def chosen(self, data: "FitData") -> "RerankArguments":
         """Return the same with what `auto` stands for, given a task's training queries."""
         earlier = data.fingerprint or {}
@@ -93,7 +77,7 @@ class RerankArguments(StateArguments):
         if "similarity" in earlier:
             weight: Any = earlier.get("topic_weight", 0.0)
             return replace(self, similarity=str(earlier["similarity"]), topic_weight=weight)
-        name = "cosine" if self.per_query else choose_similarity(data)
+        name = choose_similarity(data)
         weight = float(name == "head") if self.topic_weight is None else self.topic_weight
         logger.info("reranker: --similarity %s --topic_weight %g (auto)", name, weight)
         return replace(self, similarity=name, topic_weight=weight)

@@ -2,8 +2,7 @@
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
 change the order, so scores are the plain products; others are in `pgra.rerank.similarity`.
-`StateRanker` scores texts in memory, `BankedReranker` a run's candidates. Each query has its own
-prefix in `pgra.rerank.pairs`.
+`StateRanker` scores texts in memory, `BankedReranker` a run's candidates.
 """
 
 import logging
@@ -40,7 +39,6 @@ from pgra.prompts import FewShotPrompt, PromptTemplate
 from pgra.rerank.arguments import AUTO, FitData, choose_similarity
 from pgra.rerank.bank import Bank, bank_folder, bank_name, query_key, query_keys
 from pgra.rerank.base import BaseReranker, RerankRequest, ScoringReranker
-from pgra.rerank.pairs import NeighborReranker
 from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
 from pgra.retrieval.base import whole_path
 from pgra.types import MISSING_ROW, Example, Json
@@ -339,15 +337,13 @@ class BankedReranker(ScoringReranker):
 
     @classmethod
     def open(cls, request: RerankRequest) -> BaseReranker:
-        """Open an LM under the task's prompt, or each query's own.
+        """Open an LM under the task's prompt.
 
         Raises:
-            ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
-                or exemplars for each query are missing.
+            ConfigError: If the prompt leaves no room for a text, or the similarity cannot be
+                fitted.
             ModelError: If the LM cannot be used.
         """
-        if request.args.per_query:
-            return NeighborReranker(request)
         encoder = PromptedEncoder.open(request.args, request.prompt, request.context.device)
         return cls(encoder, request)
 
