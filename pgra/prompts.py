@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -118,6 +117,10 @@ class FewShotPrompt:
         before, _, after = write(messages).rpartition(_QUERY)
         return replace(self, prefix=before, after=after + self.template.answer)
 
+    def write(self, fields: Mapping[str, str]) -> str:
+        """Return the whole prompt of one text."""
+        return self.prefix + self.suffix(fields)
+
     def suffix(self, fields: Mapping[str, str]) -> str:
         """Render one text; `prefix + suffix` is the whole prompt."""
         if self.after:
@@ -179,8 +182,7 @@ class PromptFormat:
 
     def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:
         """Write a query after exemplars, in their order."""
-        prompt = self.prompt(exemplars)
-        return prompt.prefix + prompt.suffix(fields)
+        return self.prompt(exemplars).write(fields)
 
 
 def line_format(
@@ -229,13 +231,13 @@ def answer_words(words: Mapping[str, str]) -> list[str]:
 
 
 CountTokens = Callable[[Sequence[str]], list[int]]
-# returns all prompts of a query (by its index) with so many of its exemplars
-Write = Callable[[int, int], Sequence[str]]
+# returns the prompt of a query (by its index) with so many of its exemplars
+Write = Callable[[int, int], str]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Each query's exemplars that fit, those that do not, and longest prompt's tokens, (B,)."""
+    """Each query's exemplars that fit, those that do not, and its prompt's tokens, (B,)."""
 
     counts: Counts
     num_dropped: Counts
@@ -256,7 +258,7 @@ def fit_prompts(
 
     Args:
         count_tokens: Counts the LM's tokens of texts.
-        write: Writes a query's prompts.
+        write: Writes a query's prompt.
         wanted: Exemplars of each query, (B,).
         names: The queries' ids, for messages.
         window: Most tokens of prompt and answer together.
@@ -269,12 +271,12 @@ def fit_prompts(
     """
 
     def count(queries: Counts, counts: Counts) -> Counts:
-        """Count the tokens of each query's longest prompt; equal texts are counted once."""
+        """Count the tokens of each query's prompt; equal texts are counted once."""
         pairs = zip(queries.tolist(), counts.tolist(), strict=True)
         prompts = [write(query, number) for query, number in pairs]
-        distinct = list(dict.fromkeys(chain.from_iterable(prompts)))
+        distinct = list(dict.fromkeys(prompts))
         tokens = dict(zip(distinct, count_tokens(distinct), strict=True))
-        return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)
+        return np.array([tokens[text] for text in prompts], dtype=np.int64)
 
     room = window - num_new_tokens
     most = np.array(wanted, dtype=np.int64)

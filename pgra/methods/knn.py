@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pgra.arrays import Rows
 from pgra.errors import ConfigError
-from pgra.exemplars.selection import vote
+from pgra.exemplars.selection import VectorSimilarity, vote
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages
@@ -46,14 +48,15 @@ class NearestNeighbors(Method):
             raise ConfigError(f"num_neighbors ({number}) exceeds {len(train)} training examples")
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
         reader = self.args.reader.model_name_or_path
-        self.neighbors = Neighbors(
+        neighbors = Neighbors(
             partial(open_neighbor_encoder, args, reader, self.context.device),
             train,
-            Path(self.args.runtime.artifacts_dir) / "neighbors" / self.data.task.name,
+            self.context.artifacts / "neighbors" / self.data.task.name,
         )
+        self.similarity = VectorSimilarity(neighbors, "dot")
 
     def identity(self) -> dict[str, Json]:
-        encoder = dict(self.neighbors.encoder.query_fingerprint)
+        encoder = dict(self.similarity.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
     def sources(self) -> list[str]:
@@ -94,4 +97,5 @@ class NearestNeighbors(Method):
     def _nearest(self, examples: Sequence[Example]) -> Rows:
         """Return the nearest training examples, (B, k), nearest first."""
         with self.timed("neighbors"):
-            return self.neighbors.nearest(examples, self.numbers[-1], self.context).rows
+            every = np.arange(len(self.data.train))
+            return self.similarity.nearest(examples, every, self.numbers[-1]).rows

@@ -8,7 +8,7 @@ Any retriever finds the candidates, `exhaustive` too: the best of the whole corp
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -37,7 +37,7 @@ from pgra.rerank import (
     find_reranker,
     open_reranker,
 )
-from pgra.rerank.arguments import RerankArguments
+from pgra.rerank.arguments import DrawnArguments
 from pgra.rerank.bank import query_key
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
@@ -115,15 +115,13 @@ class Stages(Timed):
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")
             in_prompt = {e.id for e in data.train if query_key(e) in ready.exemplar_keys}
         elif reads_prompt(args):
-            prompt = _write_prompt(data, args.rerank)
+            prompt = write_prompt(data, args.rerank)
             in_prompt = set(prompt.exemplar_ids)
         elif getattr(args.reader, "same_train", False):
-            in_prompt = set(_write_prompt(data, args.rerank).exemplar_ids)
-        train = [example for example in data.train if example.id not in in_prompt]
-        if not train:
-            raise ConfigError(f"the prompt has all {len(data.train)} examples: lower num_exemplars")
-        set_aside = [example for example in data.train if example.id in in_prompt]
-        data = replace(data, train=train, set_aside=set_aside)
+            in_prompt = set(write_prompt(data, args.rerank).exemplar_ids)
+        data = set_aside(data, in_prompt)
+        if not data.train:
+            raise ConfigError(f"the prompt has all {len(in_prompt)} examples: lower num_exemplars")
         stages = cls(args, context, prompt, data, ready=ready)
         stages.fingerprints |= data.fingerprints()
         return stages
@@ -384,7 +382,8 @@ def reads_prompt(args: RunArguments) -> bool:
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
 
 
-def _write_prompt(data: TaskData, args: RerankArguments) -> FewShotPrompt:
+def write_prompt(data: TaskData, args: DrawnArguments) -> FewShotPrompt:
+    """Draw training examples of a task for a prompt."""
     task = data.task
     return build_prompt(
         prompt_template(task),
@@ -394,3 +393,9 @@ def _write_prompt(data: TaskData, args: RerankArguments) -> FewShotPrompt:
         method=args.exemplars,
         seed=args.exemplar_seed,
     )
+
+
+def set_aside(data: TaskData, ids: Collection[str]) -> TaskData:
+    """Return a task's data without the training examples of these ids, those of a prompt."""
+    train = [example for example in data.train if example.id not in ids]
+    return replace(data, train=train, set_aside=[e for e in data.train if e.id in ids])

@@ -23,7 +23,28 @@ _WHITENED_QUERIES = 32  # which give a column's mean and spread
 
 
 @dataclass(kw_only=True)
-class RerankArguments(StateArguments):
+class DrawnArguments(StateArguments):
+    """The frozen LM that gives states, and the examples that are drawn for its prompt."""
+
+    num_exemplars: int = arg(
+        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
+    )
+    exemplars: str = arg(
+        "balanced",
+        "How they are drawn: random, balanced, official (as PGRA's code) or fixed (the first).",
+        choices=DRAWN_EXEMPLARS,
+    )
+    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
+    bank_shard_rows: int = arg(
+        512,
+        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
+        least=1,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class RerankArguments(DrawnArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
     GROUP = "Reranker"
@@ -52,21 +73,6 @@ class RerankArguments(StateArguments):
         "Weight of the first stage's scores beside the second's; default: 1 where auto takes head.",
         least=0,
         below=math.inf,
-    )
-    num_exemplars: int = arg(
-        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
-    )
-    exemplars: str = arg(
-        "balanced",
-        "How they are drawn: random, balanced, official (as PGRA's code) or fixed (the first).",
-        choices=DRAWN_EXEMPLARS,
-    )
-    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
-    bank_shard_rows: int = arg(
-        512,
-        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
-        least=1,
-        decides=False,
     )
 
     def chosen(self, data: "FitData") -> "RerankArguments":

@@ -100,11 +100,6 @@ class BaseReranker(ABC):
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
 
-    @classmethod
-    def open(cls, request: RerankRequest) -> "BaseReranker":
-        """Open the reranker."""
-        return cls(request)
-
     @property
     @abstractmethod
     def fingerprint(self) -> Mapping[str, Json]:

@@ -50,9 +50,9 @@ class Pairs:
         """Return the indices of keys, (n,)."""
         return np.searchsorted(self.keys, keys)
 
-    def cut(self, keys: Rows, shard_rows: int, *, whole: str = "queries") -> list[Rows]:
-        """Make shards of keys: whole queries (or "rows"), until there are `shard_rows` or more."""
-        owners = getattr(self, whole)[self.find(keys)]
+    def cut(self, keys: Rows, shard_rows: int) -> list[Rows]:
+        """Make shards of keys, of whole passages, until there are `shard_rows` or more."""
+        owners = self.rows[self.find(keys)]
         order = np.argsort(owners, kind="stable")
         ends = [*np.flatnonzero(np.diff(owners[order])) + 1, len(order)]
         shards = []
@@ -65,12 +65,8 @@ class Pairs:
 
 
 class PairBankReranker(ScoringReranker):
-    """Orders candidates by a score of query and passage read together, each pair once.
+    """Orders candidates by a score of query and passage read together, each pair once."""
 
-    `whole` is what no shard cuts in two: "queries", or passages' "rows".
-    """
-
-    whole = "queries"
     inputs = ("text",)
     bank: Bank
 
@@ -82,6 +78,8 @@ class PairBankReranker(ScoringReranker):
         `fields` are what scores depend on, besides corpus, query and passage.
         """
         self.context = request.context
+        self.counter = self
+        self.num_cut = 0
         self.busy = Turn()
         self.topic_weight = request.args.topic_weight or 0.0
         device = load.choose_device(self.context.device)
@@ -123,7 +121,7 @@ class PairBankReranker(ScoringReranker):
             partial(self.read, pairs),
             self.compute,
             shard_rows=self.shard_rows,
-            cut=partial(pairs.cut, whole=self.whole),
+            cut=pairs.cut,
             context=self.context,
             title="reads candidates",
         )
@@ -190,12 +188,10 @@ class PairReranker(PairBankReranker):
         self.dtype = load.choose_dtype(args.lm_dtype, self.device)
         self.config = load.load_config(self.source)
         self.tokenizer = load.load_tokenizer(self.source, self.config)
-        window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
+        window = int(min(self.tokenizer.model_max_length, load.num_positions(self.config)))
         self.max_tokens = max_tokens or window
         if self.max_tokens > window:
             raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
-        self.counter = self
-        self.num_cut = 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
         self._filler = self._choose_filler()
@@ -324,12 +320,3 @@ class PairReranker(PairBankReranker):
             usable = (token for token in tokens if token not in (None, last))
             config.pad_token_id = next(usable, None)
         return config.pad_token_id
-
-
-def _num_positions(config: Any) -> float:
-    """Return how many positions a model has; in RoBERTa's family they begin after padding."""
-    positions: float = getattr(config, "max_position_embeddings", None) or math.inf
-    if positions < 0:  # XLNet's, which counts none
-        return math.inf
-    is_after = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
-    return positions - (config.pad_token_id + 1 if is_after else 0)

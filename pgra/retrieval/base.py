@@ -97,10 +97,7 @@ def find_retriever(name: str) -> type[Retriever]:
         ConfigError: If the name is unknown, or its class is not a `Retriever`.
     """
     is_run = name.startswith("run:")  # and its file
-    paths = {name: entry.path for name, entry in RETRIEVERS.items()}
-    cls = find_class("retriever", "run" if is_run else name, paths)
-    if not (isinstance(cls, type) and issubclass(cls, Retriever)):
-        raise ConfigError(f"'{name}' is not a subclass of pgra.retrieval.Retriever")
+    cls: type[Retriever] = find_class("retriever", "run" if is_run else name, RETRIEVERS, Retriever)
     return cls
 
 
