@@ -58,7 +58,7 @@ class BankShard:
     process, so opening a bank does not read all of it.
     """
 
-    def __init__(self, record: Path, *, bank: str) -> None:
+    def __init__(self, record: Path, *, bank: str = "") -> None:
         """Read record and keys; what is damaged or of another bank is a DamageError."""
         self.record = record
         self._file = record.with_suffix(".safetensors")
