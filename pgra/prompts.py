@@ -185,18 +185,6 @@ class PromptFormat:
         return self.prompt(exemplars).write(fields)
 
 
-def line_format(
-    frame: str, inputs: Sequence[str], words: Mapping[str, str] | None = None
-) -> PromptFormat:
-    r"""Return KATE's format: one frame for exemplars and query, with the answer at its end.
-
-    The frame shows the fields up to the answer, such as "Q: {question}\nA:". `words` are the
-    answers by label; None where an example's label is its answer.
-    """
-    template = PromptTemplate(frame, "", tuple(inputs), instruction="", one_line=True)
-    return PromptFormat(template, words or {})
-
-
 def prompt_template(task: AnyTask) -> PromptTemplate:
     """Return a task's template as the LM sees it; of written answers their frame."""
     return task_format(task).template
@@ -205,12 +193,14 @@ def prompt_template(task: AnyTask) -> PromptTemplate:
 def task_format(task: AnyTask, name: str = "task") -> PromptFormat:
     """Return the format of a task, by its name in `FORMATS`; written answers have their own frame.
 
-    "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
+    "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised. It
+    is one frame for exemplars and query, with the answer at its end, such as "Q: {question} A:".
     """
     wording = task.wording(name)
+    template = PromptTemplate(wording.body, wording.answer or "", task.inputs)
     if wording.answer is None:
-        return line_format(wording.body, task.inputs, wording.words)
-    return PromptFormat(PromptTemplate(wording.body, wording.answer, task.inputs), wording.words)
+        template = replace(template, instruction="", one_line=True)
+    return PromptFormat(template, wording.words)
 
 
 def answer_words(words: Mapping[str, str]) -> list[str]:

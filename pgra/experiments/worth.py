@@ -166,7 +166,7 @@ class WorthStudy:
         reference = FitData(train, self.data.task.prompt_words)
         ready = None
         if args.rerank.reranker == "prompted":
-            ready = ReadyReranker({}, partial(BankedReranker, opened.reranker.encoder))
+            ready = ReadyReranker({}, partial(BankedReranker, encoder=opened.reranker.encoder))
         return Stages(
             args, self.context, opened.prompt, self.data, reference=reference, ready=ready
         )

@@ -40,6 +40,7 @@ class LikelihoodReranker(PairBankReranker):
     options_class = LikelihoodArguments
     reads_lm = True
     reads_prompt = False
+    reads_passages = True
 
     def __init__(self, request: ScorerRequest) -> None:
         """Open an LM, without its weights, and the bank of its scores.

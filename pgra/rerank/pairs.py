@@ -65,8 +65,12 @@ class Pairs:
 
 
 class PairBankReranker(ScoringReranker):
-    """Orders candidates by a score of query and passage read together, each pair once."""
+    """Orders candidates by a score of query and passage read together, each pair once.
 
+    `reads_passages` says whether a passage is read once for a shard's pairs, which are then whole.
+    """
+
+    reads_passages: ClassVar[bool] = False
     inputs = ("text",)
     bank: Bank
 
@@ -121,7 +125,7 @@ class PairBankReranker(ScoringReranker):
             partial(self.read, pairs),
             self.compute,
             shard_rows=self.shard_rows,
-            cut=pairs.cut,
+            cut=pairs.cut if self.reads_passages else None,
             context=self.context,
             title="reads candidates",
         )

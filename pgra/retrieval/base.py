@@ -164,7 +164,6 @@ class RandomRetriever(Retriever):
         Scores are 0, -1, -2, ..., in the order drawn. A larger k begins with a smaller one's
         passages.
         """
-        check_num_candidates(k, self._num_passages)
         rows = np.empty((len(queries), k), dtype=np.int64)
         for line, query in enumerate(queries):
             rows[line] = self._draw(query, k)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.selection import vote
-from pgra.exemplars.selector import build_prompt
+from pgra.exemplars.selector import build_prompt, pool_task
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import (
     FORMATS,
@@ -18,7 +18,6 @@ from pgra.prompts import (
     Verbalizer,
     answer_words,
     fit_prompts,
-    line_format,
     task_format,
 )
 from pgra.types import Example
@@ -69,7 +68,8 @@ def test_kates_prompts_are_those_of_its_table_11():
         "Sentence: Red apples. Label:"
     )
     asked = [Example("train-0", {"question": "who?"}, "Ada")]
-    written = line_format("Q: {question}\nA:", ["question"]).write(asked, {"question": "where?"})
+    task = pool_task(("question",), "answer", "Q: {question}\nA: {answer}")
+    written = task_format(task).write(asked, {"question": "where?"})
     assert written == "Q: who?\nA: Ada\n\nQ: where?\nA:"
 
 
