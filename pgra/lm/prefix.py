@@ -291,13 +291,13 @@ class PromptedEncoder:
                 f"read {self.limit}: use fewer exemplars (--num_exemplars)"
             )
 
-    def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
+    def encode(self, texts: Sequence[str]) -> Tensor:
         """Return the states of passages, (n, H) in the LM's dtype, on the CPU, in the order given.
 
         Raises:
             ModelError: If a state is not finite; the message quotes the text.
         """
-        return self.begin(self.tokenize(self._passages(texts)), advance)()
+        return self.begin(self.tokenize(self._passages(texts)))()
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
         """Return the states of a task's examples, (B, H), as KATE compares them; see `encode`."""
