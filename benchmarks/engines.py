@@ -90,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read(lm: StateArguments, reading: Reading, fields: Fields, device: str) -> States:
     """Give the states, (n, H), and texts a second; the first texts find the prefix, untimed."""
     encoder = PromptedEncoder.open(lm, reading.prompt, device)
-    first = encoder.encode_prompts(encoder.tokenize(fields[:COMPARED]))
+    first = encoder.begin(encoder.tokenize(fields[:COMPARED]))()
     prompts = encoder.tokenize(fields[COMPARED:])
     begun = time.perf_counter()
-    rest = encoder.encode_prompts(prompts)
+    rest = encoder.begin(prompts)()
     rate = len(prompts.ids) / (time.perf_counter() - begun)
     encoder.release()
     return torch.cat([first, rest]).float().cpu(), rate

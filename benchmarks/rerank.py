@@ -284,7 +284,7 @@ def largest_error(lm: CausalLM, encoder: PromptedEncoder, texts: Sequence[str]) 
     """
     fields = [encoder.prompt.template.passage_fields(text) for text in texts]
     prompts = encoder.tokenize(fields)
-    ours = encoder.encode_prompts(prompts).float()
+    ours = encoder.begin(prompts)().float()
     lm.model.float()
     truth = torch.cat([lm.states_of([ids]).float().cpu() for ids in prompts.ids])
     return float(((ours - truth).norm(dim=1) / truth.norm(dim=1)).max())

@@ -169,15 +169,16 @@ class Entry:
     arguments: str | None = None
 
 
-def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
+def find_class(kind: str, name: str, table: Mapping[str, Any], contract: type | None = None) -> Any:
     """Import what a name stands for; a ConfigError if it is unknown or cannot be imported.
 
-    Known are the names of `table` ("module:Class" by name), the entry points that packages have in
-    the group of the kind (`pgra.retrievers`, `pgra.similarities`), and any `module:Class`.
+    Known are the names of `table` ("module:Class" by name, or an entry with that as its `path`),
+    the entry points that packages have in the group of the kind (`pgra.retrievers`,
+    `pgra.similarities`), and any `module:Class`. What is from outside derives from the contract.
     """
     if name in table:
         try:
-            return import_named(table[name])
+            return import_named(getattr(table[name], "path", table[name]))
         except ModuleNotFoundError as error:
             raise ConfigError(f"{kind} '{name}': {missing_package(error)}") from None
     path = name
@@ -186,9 +187,12 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
         choose(kind, name, [*table, *others])
         path = others[name]
     try:
-        return import_named(path)
+        cls = import_named(path)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
+    if contract and not (isinstance(cls, type) and issubclass(cls, contract)):
+        raise ConfigError(f"{kind} '{name}' is not a subclass of {contract.__name__}")
+    return cls
 
 
 def import_named(path: str) -> Any:

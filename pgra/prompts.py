@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -118,6 +117,10 @@ class FewShotPrompt:
         before, _, after = write(messages).rpartition(_QUERY)
         return replace(self, prefix=before, after=after + self.template.answer)
 
+    def write(self, fields: Mapping[str, str]) -> str:
+        """Return the whole prompt of one text."""
+        return self.prefix + self.suffix(fields)
+
     def suffix(self, fields: Mapping[str, str]) -> str:
         """Render one text; `prefix + suffix` is the whole prompt."""
         if self.after:
@@ -179,20 +182,7 @@ class PromptFormat:
 
     def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:
         """Write a query after exemplars, in their order."""
-        prompt = self.prompt(exemplars)
-        return prompt.prefix + prompt.suffix(fields)
-
-
-def line_format(
-    frame: str, inputs: Sequence[str], words: Mapping[str, str] | None = None
-) -> PromptFormat:
-    r"""Return KATE's format: one frame for exemplars and query, with the answer at its end.
-
-    The frame shows the fields up to the answer, such as "Q: {question}\nA:". `words` are the
-    answers by label; None where an example's label is its answer.
-    """
-    template = PromptTemplate(frame, "", tuple(inputs), instruction="", one_line=True)
-    return PromptFormat(template, words or {})
+        return self.prompt(exemplars).write(fields)
 
 
 def prompt_template(task: AnyTask) -> PromptTemplate:
@@ -203,12 +193,14 @@ def prompt_template(task: AnyTask) -> PromptTemplate:
 def task_format(task: AnyTask, name: str = "task") -> PromptFormat:
     """Return the format of a task, by its name in `FORMATS`; written answers have their own frame.
 
-    "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised.
+    "kate" shows all inputs as one sentence, and labels answer by their own names, capitalised. It
+    is one frame for exemplars and query, with the answer at its end, such as "Q: {question} A:".
     """
     wording = task.wording(name)
+    template = PromptTemplate(wording.body, wording.answer or "", task.inputs)
     if wording.answer is None:
-        return line_format(wording.body, task.inputs, wording.words)
-    return PromptFormat(PromptTemplate(wording.body, wording.answer, task.inputs), wording.words)
+        template = replace(template, instruction="", one_line=True)
+    return PromptFormat(template, wording.words)
 
 
 def answer_words(words: Mapping[str, str]) -> list[str]:
@@ -229,13 +221,13 @@ def answer_words(words: Mapping[str, str]) -> list[str]:
 
 
 CountTokens = Callable[[Sequence[str]], list[int]]
-# returns all prompts of a query (by its index) with so many of its exemplars
-Write = Callable[[int, int], Sequence[str]]
+# returns the prompt of a query (by its index) with so many of its exemplars
+Write = Callable[[int, int], str]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Each query's exemplars that fit, those that do not, and longest prompt's tokens, (B,)."""
+    """Each query's exemplars that fit, those that do not, and its prompt's tokens, (B,)."""
 
     counts: Counts
     num_dropped: Counts
@@ -256,7 +248,7 @@ def fit_prompts(
 
     Args:
         count_tokens: Counts the LM's tokens of texts.
-        write: Writes a query's prompts.
+        write: Writes a query's prompt.
         wanted: Exemplars of each query, (B,).
         names: The queries' ids, for messages.
         window: Most tokens of prompt and answer together.
@@ -269,12 +261,12 @@ def fit_prompts(
     """
 
     def count(queries: Counts, counts: Counts) -> Counts:
-        """Count the tokens of each query's longest prompt; equal texts are counted once."""
+        """Count the tokens of each query's prompt; equal texts are counted once."""
         pairs = zip(queries.tolist(), counts.tolist(), strict=True)
         prompts = [write(query, number) for query, number in pairs]
-        distinct = list(dict.fromkeys(chain.from_iterable(prompts)))
+        distinct = list(dict.fromkeys(prompts))
         tokens = dict(zip(distinct, count_tokens(distinct), strict=True))
-        return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)
+        return np.array([tokens[text] for text in prompts], dtype=np.int64)
 
     room = window - num_new_tokens
     most = np.array(wanted, dtype=np.int64)

@@ -45,12 +45,11 @@ def main(argv: Sequence[str]) -> int:
       pgra predict "A warm and funny film." --run runs/sst2-icl-knn
       pgra predict "A warm and funny film." --run me/sst2-pgra
 
-    The run's own index, bank and prompt find the evidence; no training data is read (but with
-    exemplars knn, for the text's own neighbors). Shown are the label, the probability of each, and
-    for each evidence its rank and score in stage 1, its score in stage 2 and its text. The LM reads
-    a new text once, for its state is kept in the run's bank of queries, and those candidates that
-    no run has read yet. Of a run of pgra icl, its data must be where it was, and the exemplars are
-    shown.
+    The run's own index, bank and prompt find the evidence; no training data is read. Shown are the
+    label, the probability of each, and for each evidence its rank and score in stage 1, its score
+    in stage 2 and its text. The LM reads a new text once, for its state is kept in the run's bank
+    of queries, and those candidates that no run has read yet. Of a run of pgra icl, its data must
+    be where it was, and the exemplars are shown.
 
     From Python, with evidence of your own:
       pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)

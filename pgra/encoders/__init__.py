@@ -1,6 +1,6 @@
 """Text encoders: a sentence to a vector."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import Arguments, arg, find_class
@@ -68,7 +68,7 @@ class PassageEncoderArguments(EncoderArguments):
 def as_encoder(encoder: Any, *, device: str = "auto", **options: Any) -> "Encoder":
     """Return an `Encoder`, given as one, as arguments, or as its constructor takes it.
 
-    Options are those of `Encoder`; one that is open already stays as it is.
+    Options are those of `Encoder`, and override arguments; one that is open stays as it is.
 
     Raises:
         ConfigError: Where torch is not installed, or as `Encoder`.
@@ -77,10 +77,11 @@ def as_encoder(encoder: Any, *, device: str = "auto", **options: Any) -> "Encode
     """
     name = str(getattr(encoder, "encoder", encoder))
     kind = find_class("encoder", name, {name: "pgra.encoders.encoder:Encoder"})
-    if isinstance(encoder, kind):
-        opened: Encoder = encoder
-    elif isinstance(encoder, PassageEncoderArguments):
-        opened = kind._open(encoder, device)
-    else:
+    if isinstance(encoder, EncoderArguments):
+        names = {field.name for field in fields(PassageEncoderArguments)}
+        options = {**{n: v for n, v in vars(encoder).items() if n in names}, **options}
+        encoder = options.pop("encoder")
+    opened: Encoder = encoder
+    if not isinstance(encoder, kind):
         opened = kind(encoder, device=device, **options)
     return opened

@@ -7,10 +7,10 @@ still gives plausible neighbours. So it is named, resolved once and kept in fing
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,23 +112,13 @@ def _widen(_part: object, _given: object, features: dict[str, Any]) -> dict[str,
     }
 
 
-def _count_positions(model: Any) -> int | None:
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions after its padding index: 514 rows read 512 tokens.
-        unused = 0 if table.padding_idx is None else table.padding_idx + 1
-        return table.num_embeddings - unused
-    window: int | None = getattr(model.config, "max_position_embeddings", None)
-    return window
-
-
 def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bare: bool) -> int:
     """Return the tokens that are read of a text: as asked, or as many as the model says it can."""
-    window = _count_positions(model[0].model)
-    if asked is not None and asked > (window or asked):
+    window = load.num_positions(model[0].model.config)
+    if asked is not None and asked > window:
         raise ConfigError(f"max_encoder_tokens is {asked}: '{source.name}' reads at most {window}")
     usual = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
-    length = asked or min(usual or _NO_LENGTH, window or _NO_LENGTH)
+    length = asked or min(usual or _NO_LENGTH, window)
     return int(length) if length < _NO_LENGTH else DEFAULT_MAX_TOKENS
 
 
@@ -235,13 +225,6 @@ class Encoder:
         times = 1 if self.device.type == "cpu" else _GPU_TIMES
         self._back_off = BackOff(times * args.encoder_batch_tokens, advice)
 
-    @classmethod
-    def _open(cls, args: PassageEncoderArguments, device: str) -> Self:
-        options = {
-            field.name: getattr(args, field.name) for field in fields(PassageEncoderArguments)
-        }
-        return cls(options.pop("encoder"), device=device, **options)
-
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
         """All that determines the vectors of queries and passages, besides their texts."""
@@ -277,9 +260,7 @@ class Encoder:
 
         starts = range(0, len(texts), _CHUNK)
         with self.busy:  # the tokenizer holds a call's lengths, the layers its packed weights
-            run_overlapped(
-                starts, prepare, lambda ready: self.begin(ready, advance=advance), keep=keep
-            )
+            run_overlapped(starts, prepare, partial(self.begin, advance=advance), keep=keep)
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:

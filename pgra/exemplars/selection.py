@@ -13,23 +13,23 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from pgra.arrays import Counts, Rows, Scores, Vectors
 from pgra.artifacts import digest
 from pgra.data.text import text_key
-from pgra.encoders import EncoderArguments, PassageEncoderArguments, as_encoder
+from pgra.encoders import as_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.faiss import nearest
-from pgra.retrieval.neighbors import ExampleEncoder, LeakGuard, Neighbors
+from pgra.retrieval.neighbors import LeakGuard, Neighbors
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 _ORDER_SEED = 0x0DE5
@@ -167,7 +167,7 @@ def open_similarity(
     root: Path | None = None,
     *,
     device: str,
-    encoder: ExampleEncoder | None = None,
+    encoder: Any = None,
 ) -> PoolSimilarity | None:
     """Open what `--encoder` and `--vector_metric` name; None if nothing is compared.
 
@@ -176,11 +176,9 @@ def open_similarity(
     """
     if not args.compares:
         return None
-    values = {f.name: getattr(args, f.name) for f in fields(EncoderArguments)}
     # Lengths stay: the metric reads them.
-    encoder_args = PassageEncoderArguments(normalize=False, **values)
-    source = encoder_args if encoder is None else encoder
-    neighbors = Neighbors(partial(as_encoder, source, device=device), examples, root)
+    open_encoder = partial(as_encoder, encoder or args, device=device, normalize=False)
+    neighbors = Neighbors(open_encoder, examples, root)
     if args.encoder == BM25:
         return WordSimilarity(neighbors, BM25)
     return VectorSimilarity(neighbors, args.vector_metric)

@@ -10,10 +10,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pgra.config import from_values
-from pgra.context import ALONE, Context
 from pgra.data.examples import open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, AnyTask, GenerationTask, LocalSource, Task, load_any_task
@@ -22,8 +21,6 @@ from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import (
     ExemplarPool,
-    Selector,
-    VectorSimilarity,
     arrange,
     draw_rows,
     group_rows,
@@ -31,11 +28,7 @@ from pgra.exemplars.selection import (
 )
 from pgra.parallel import Turn
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
-from pgra.retrieval.neighbors import LEAK_RULE, Neighbors
-from pgra.types import Example, Json, Query, as_list, check_count, is_query, read_queries
-
-if TYPE_CHECKING:
-    from pgra.lm.prefix import PromptedEncoder
+from pgra.types import Example, Query, as_list, check_count, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
@@ -244,11 +237,9 @@ def pool_task(
     )
 
 
-# PGRA's prompts: exemplars drawn for a whole task, or chosen for each query.
+# PGRA's prompts: exemplars drawn for a whole task.
 #
-# One draw serves all splits and the corpus, so that all states are in one space. With `knn` a query
-# has its nearest training examples (KATE, section 2.3), the nearest first: the "default order" of
-# section 5.3.
+# One draw serves all splits and the corpus, so that all states are in one space.
 
 
 def build_prompt(
@@ -282,78 +273,3 @@ def build_prompt(
         method = "random"
     rows = draw_rows(method, groups, num_exemplars, random.Random(seed))
     return PromptFormat(template, words).prompt([examples[row] for row in rows])
-
-
-class NearestExemplars:
-    """Writes each query's prompt: the training examples that a selector chooses, nearest first."""
-
-    def __init__(self, neighbors: Neighbors, style: PromptFormat, args: SelectionArguments) -> None:
-        """Open the selector; nothing is encoded yet.
-
-        Raises:
-            ConfigError: If there are fewer training examples than a prompt has, or the selector is
-                unknown.
-        """
-        self.neighbors = neighbors
-        self._args = args
-        self._format = style
-        pool = ExemplarPool(neighbors.examples, args.leak_jaccard)
-        self._selector: Selector = args.open(pool, VectorSimilarity(neighbors, "dot"))
-        self._chosen: dict[str, tuple[Example, ...]] = {}
-        self._is_shortened = False
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Everything that a query's prompt depends on, besides the template."""
-        near = self.neighbors.fingerprint if self._selector.compares else {}
-        return {
-            **self._selector.fingerprint,
-            "leak_jaccard": self._args.leak_jaccard,
-            "leak_rule": LEAK_RULE,
-            "words": dict(self._format.words),
-            **{f"exemplar {name}": value for name, value in near.items()},
-        }
-
-    def look_up(self, queries: Sequence[Example], context: Context = ALONE) -> None:
-        """Choose the exemplars of queries that are not known yet; one search for all of them."""
-        new = {query.text: query for query in queries if query.text not in self._chosen}
-        if self._selector.compares:  # every process comes by here, with new queries or not
-            self.neighbors.vectors(context)
-        if not new:
-            return
-        chosen = self._selector.choose(list(new.values()))
-        for index, text in enumerate(new):
-            rows = chosen.of(index)
-            self._chosen[text] = tuple(self.neighbors.examples[row] for row in rows)
-
-    def of(self, query: Example) -> tuple[Example, ...]:
-        """Return a query's exemplars in the order of choice; `look_up` has seen it."""
-        return self._chosen[query.text]
-
-    def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
-        return self._format.prompt(exemplars)
-
-    def encoder_for(self, base: "PromptedEncoder", query: Example) -> "PromptedEncoder":
-        """Return the LM (`base` has no exemplars) under as many of them as leave the query whole.
-
-        The last chosen are left out first. The query is cut only where it alone is too long.
-
-        Raises:
-            ConfigError: If not even a prompt without exemplars leaves room for a text.
-        """
-        chosen = self.of(query)
-        for count in range(len(chosen), -1, -1):
-            try:
-                encoder = base.under(self.prompt(chosen[:count]))
-            except ConfigError:  # no room for any text
-                if not count:
-                    raise
-                continue
-            encoder.tokenize([query.fields])
-            if not encoder.num_cut or not count:
-                break
-        if count < len(chosen) and not self._is_shortened:
-            self._is_shortened = True
-            logger.warning("some queries get fewer exemplars, so that they fit the LM's window")
-        encoder.num_cut = 0
-        return encoder

@@ -63,8 +63,6 @@ def measure_worth(args: RunArguments, options: WorthArguments, context: Context)
     method = args.runtime.method
     if method not in ("pgra", "ralm"):
         raise ConfigError(f"worth compares the evidence of --method pgra and ralm, not of {method}")
-    if args.rerank.per_query:
-        raise ConfigError("worth compares the evidence of one prompt: use --exemplars balanced")
     study = WorthStudy(args, options, context)
 
     def build(aside: Path) -> Fields:
@@ -166,7 +164,7 @@ class WorthStudy:
         reference = FitData(train, self.data.task.prompt_words)
         ready = None
         if args.rerank.reranker == "prompted":
-            ready = ReadyReranker({}, partial(BankedReranker, opened.reranker.encoder))
+            ready = ReadyReranker({}, partial(BankedReranker, encoder=opened.reranker.encoder))
         return Stages(
             args, self.context, opened.prompt, self.data, reference=reference, ready=ready
         )

@@ -80,9 +80,9 @@ def as_state_lm(
 def _find(args: LMArguments, path: str | None) -> "type[StateLM]":
     if path is None:
         raise ConfigError(f"--lm {args.lm} answers prompts alone: give http://HOST:PORT for states")
-    kind = find_class("lm", args.lm, {} if path == args.lm else {args.lm: path})
     from pgra.lm.state_lm import StateLM
 
-    if not (isinstance(kind, type) and issubclass(kind, StateLM)):
-        raise ConfigError(f"lm '{args.lm}' is not a subclass of pgra.lm.state_lm.StateLM")
+    kind: type[StateLM] = find_class(
+        "lm", args.lm, {} if path == args.lm else {args.lm: path}, StateLM
+    )
     return kind

@@ -69,16 +69,15 @@ class BackOff:
                 return [run(batch)]
             except torch.OutOfMemoryError as error:
                 if len(batch) == 1:
-                    raise self.no_room(tokens) from error
+                    raise ModelError(
+                        f"one text of {tokens} tokens does not fit the memory of {self.advice}"
+                    ) from error
             # Outside the handler, or the failed attempt's tensors would live on.
             torch.cuda.empty_cache()
             self.budget = max(1, tokens // 2)
             logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
         half = len(batch) // 2
         return self.run(batch[:half], size, run) + self.run(batch[half:], size, run)
-
-    def no_room(self, tokens: int) -> ModelError:
-        return ModelError(f"one text of {tokens} tokens does not fit the memory of {self.advice}")
 
 
 def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:

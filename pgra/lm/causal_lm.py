@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,8 +30,8 @@ class CausalLM(TransformersLM):
 
     def states(self, prompts: Sequence[Tokens], *, advance: Advance = int) -> Scores:
         """Return the state at the last token of each prompt, (n, H) float32; errors of `model`."""
-        states = self.share_prefix((), list)(prompts, advance)()
-        return np.asarray(states.float().numpy(), np.float32)
+        states: Scores = self.share_prefix((), list)(prompts, advance)().float().numpy()
+        return states
 
     def scores(
         self,

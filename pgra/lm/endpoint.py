@@ -5,7 +5,6 @@ few calls in flight. A missing answer (filtered, refused, empty, or cut while th
 counts as empty, is reported, and is not kept: the next run asks again.
 """
 
-import copy
 import json
 import logging
 import math
@@ -122,9 +121,8 @@ class EndpointLM(LanguageModel):
             ConfigError: If the arguments contradict each other.
             ModelError: If what is asked is not offered, or the endpoint cannot be reached.
         """
-        resolved = copy.copy(self)
-        resolved._mode = self._choose([decide_by] if decide_by else [SCORE, GENERATION])
-        return resolved
+        self._mode = self._choose([decide_by] if decide_by else [SCORE, GENERATION])
+        return self
 
     def _choose(self, decide_by: Sequence[str]) -> Endpoint:
         """Return and store the first mode that answers a one-token call; a single one is not tried.

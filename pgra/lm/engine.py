@@ -21,7 +21,7 @@ from pgra.lm.state_lm import StateLM
 from pgra.lm.transformers_lm import NO_LIMIT
 from pgra.types import Json
 
-_PROBE = "The answer is a question of time."
+PROBE = "The answer is a question of time."
 _ADMITTED = 16  # texts that are compared before states are used
 _NORMALISED = 1e-3  # a length so near 1 is not that of an LM's state
 
@@ -93,7 +93,7 @@ class EngineLM(StateLM):
     @cached_property
     def width(self) -> int:
         """H, the width of a state."""
-        return int(self.ask_states(self.tokenize([_PROBE])).shape[1])
+        return int(self.ask_states(self.tokenize([PROBE])).shape[1])
 
     def states(self, prompts: Sequence[Sequence[int]], *, advance: Advance = int) -> Scores:
         """Return the state at each prompt's last token, (n, H) float32.

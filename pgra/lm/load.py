@@ -42,6 +42,19 @@ _LONGEST_REASON = 200  # characters of what a library says of a file: it may lis
 # Tokens of a batch on a GPU, times those on a CPU: a small LM's batch of 16 times as many takes
 # Python longer to launch than the GPU to run (by arithmetic).
 _GPU_TIMES = 64
+# Their positions begin after the padding's index: of 514, 512 are tokens'.
+_AFTER_PADDING = (
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 
 
 @dataclass(frozen=True)
@@ -463,3 +476,12 @@ def batch_budget(tokens: int, device: torch.device) -> int:
 
 def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
     return {"model": source.identity, "dtype": dtype_name(dtype)}
+
+
+def num_positions(config: Any) -> float:
+    """Return how many tokens a model's positions are for; in RoBERTa's kind less than there are."""
+    positions: float = getattr(config, "max_position_embeddings", None) or math.inf
+    if positions < 0:  # XLNet's, which counts none
+        return math.inf
+    is_after = config.model_type in _AFTER_PADDING
+    return positions - (config.pad_token_id + 1 if is_after else 0)

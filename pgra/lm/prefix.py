@@ -14,11 +14,10 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.artifacts import Inputs
+from pgra.arrays import Vectors
 from pgra.errors import ConfigError
 from pgra.lm import batching, kernels, open_state_lm
 from pgra.lm.base import Advance, StateArguments
@@ -65,7 +64,6 @@ class SharedPrefix:
         rows: list[int] = []
         held: list[Tensor] = []
         with lm.busy, kernels.packed_for(lm.model, num_tokens):
-            width = lm.width
             if not skip or not prompts or self.find_way() == "none":
                 sharing = [False] * len(prompts)
             for is_sharing, shared in ((True, skip), (False, 0)):
@@ -74,15 +72,11 @@ class SharedPrefix:
                     held += states
                     rows += batch
                     advance(len(batch))
-        fetched = begin_fetch(torch.cat(held)) if held else None
-
-        def finish() -> Tensor:
-            states = torch.empty(len(prompts), width, dtype=lm.dtype)
-            if fetched is not None:
-                states[rows] = fetched()
-            return states
-
-        return finish
+        if not held:
+            return lambda: torch.empty(0, lm.width, dtype=lm.dtype)
+        fetch = begin_fetch(torch.cat(held))
+        places = np.argsort(rows)
+        return lambda: fetch()[places]
 
     def _run_batches(
         self, prompts: Sequence[Sequence[int]], group: Sequence[int], shared: int
@@ -104,10 +98,7 @@ class SharedPrefix:
             yield batch, self._back_off.run(batch, size, run)
 
     def find_way(self) -> str:
-        """Return how the LM shares a prefix; for all prefixes, the first time it is asked.
-
-        For a prefix per query, comparing each time would cost more than it saves.
-        """
+        """Return how the LM shares a prefix; for all prefixes, the first time it is asked."""
         if self.lm.way is None:
             prompts = self._probes()
             faults = list[str]()
@@ -248,14 +239,6 @@ class PromptedEncoder:
             chat=args.chat_template,
         )
 
-    def under(self, prompt: FewShotPrompt) -> Self:
-        """Return the same LM under another prompt, with counts of its own.
-
-        Raises:
-            ConfigError: If the prefix leaves no room for a text.
-        """
-        return type(self)(self.lm, prompt, max_prompt_tokens=self.max_prompt_tokens, chat=self.chat)
-
     def release(self) -> None:
         """Free the LM's weights, and what was read of the prefix."""
         vars(self).pop("_begin", None)
@@ -265,8 +248,6 @@ class PromptedEncoder:
     def fingerprint(self) -> Mapping[str, Json]:
         """All that a state depends on, besides the text."""
         return {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
-
-    query_fingerprint = fingerprint
 
     @property
     def limit(self) -> int:
@@ -300,9 +281,7 @@ class PromptedEncoder:
         return [self._prefix_ids + ids for ids in suffixes]
 
     def _tokenize_whole(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
-        return self.lm.tokenize_inputs(
-            [self.prompt.prefix + self.prompt.suffix(values) for values in fields]
-        )
+        return self.lm.tokenize_inputs([self.prompt.write(values) for values in fields])
 
     def _check_room(self) -> None:
         empty = len(self._tokenize(self._passages([""]))[0])
@@ -312,25 +291,20 @@ class PromptedEncoder:
                 f"read {self.limit}: use fewer exemplars (--num_exemplars)"
             )
 
-    def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
+    def encode(self, texts: Sequence[str]) -> Tensor:
         """Return the states of passages, (n, H) in the LM's dtype, on the CPU, in the order given.
 
         Raises:
             ModelError: If a state is not finite; the message quotes the text.
         """
-        return self.encode_prompts(self.tokenize(self._passages(texts)), advance=advance)
+        return self.begin(self.tokenize(self._passages(texts)))()
 
-    @property
-    def inputs(self) -> Inputs:
-        """The LM's files, as they were when it was opened."""
-        return self.lm.source.inputs
-
-    def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
+    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
         """Return the states of a task's examples, (B, H), as KATE compares them; see `encode`."""
         prompts = self.tokenize([example.fields for example in examples])
         with Bar(total=len(examples), desc="read", unit="text", leave=False) as bar:
-            states = self.encode_prompts(prompts, advance=bar.update)
-        return np.asarray(states.float().numpy(), np.float32)
+            states: Vectors = self.begin(prompts, bar.update)().float().numpy()
+        return states
 
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> TokenizedPrompts:
         """Write and tokenise prompts; the LM is not used, so another thread may do it ahead."""
@@ -341,11 +315,7 @@ class PromptedEncoder:
                 self.num_cut += 1
         return TokenizedPrompts(fields, ids)
 
-    def encode_prompts(self, prompts: TokenizedPrompts, *, advance: Advance = int) -> Tensor:
-        """Return the states of tokenised prompts, as `encode`."""
-        return self.begin(prompts, advance=advance)()
-
-    def begin(self, prompts: TokenizedPrompts, *, advance: Advance = int) -> Callable[[], Tensor]:
+    def begin(self, prompts: TokenizedPrompts, advance: Advance = int) -> Callable[[], Tensor]:
         """Start reading tokenised prompts; return a function that waits for their states.
 
         A GPU is still busy until then: more can be started before these are waited for.
@@ -372,14 +342,6 @@ class PromptedEncoder:
         prompts = self.tokenize(self._passages(CHECKED))
         self.num_cut = num_cut
         return prompts.ids
-
-    def check_kept(self, prompts: TokenizedPrompts, kept: npt.NDArray[np.float32]) -> None:
-        """Compare an engine's states with those that a bank has, (n, H); others' do not change.
-
-        Raises:
-            ModelError: If they differ by more than rounding.
-        """
-        self.lm.check_kept(prompts.ids, kept)
 
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""

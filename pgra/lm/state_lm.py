@@ -111,7 +111,7 @@ class StateLM(LanguageModel):
 
     @cached_property
     def width(self) -> int:
-        """H, the width of a state."""
+        """H, the width of a state. It may differ from a config's: OPT-350m projects."""
         return int(self.states(self.tokenize([_PLAIN_TEXT])).shape[1])
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:

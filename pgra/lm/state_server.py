@@ -11,10 +11,9 @@ from pgra.arrays import Scores
 from pgra.errors import ModelError, show
 from pgra.lm.base import Advance, LMArguments
 from pgra.lm.client import Client, Declined, call_all
-from pgra.lm.engine import EngineLM
+from pgra.lm.engine import PROBE, EngineLM
 from pgra.types import Json
 
-_PROBE = "The answer is a question of time."
 _TIMEOUT = 900.0  # seconds; a call waits for those before it: asked again, it would be read twice
 
 # By the owner that /v1/models names: where it says more, where states are, how to start it.
@@ -47,12 +46,12 @@ class StateServer(EngineLM):
         self._client = Client(args.lm, args.server, _TIMEOUT)
         self.look()
         super().__init__(args, device=device, tokenizer=self._named, window=self._longest)
-        ours = self.tokenize([_PROBE])[0]
-        theirs = self._ask_tokens(_PROBE)
+        ours = self.tokenize([PROBE])[0]
+        theirs = self._ask_tokens(PROBE)
         if theirs not in (None, ours, [*self.lead_ids, *ours]):
             raise ModelError(
                 f"'{args.lm_tokenizer or self._named}' is not {args.lm}'s --lm_tokenizer "
-                f"('{_PROBE}' is {ours} here, {theirs} there): give its own"
+                f"('{PROBE}' is {ours} here, {theirs} there): give its own"
             )
 
     def look(self) -> None:

@@ -213,11 +213,6 @@ class TransformersLM(StateLM):
         layer = "last" if self.layer is None else str(self.layer)
         return {**super().arguments(), "lm_layer": layer}
 
-    @cached_property
-    def width(self) -> int:
-        """H, the width of a state. It may differ from the config's: OPT-350m projects."""
-        return int(self.states_of([[0]])[0].shape[-1])
-
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
         """Run tokens (R, T), which are on the host; return the final norm's outputs, (R, T, H)."""

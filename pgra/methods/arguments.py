@@ -11,12 +11,12 @@ from pgra.config import Arguments, Entry, arg, import_named
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
-from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS, SelectionArguments
-from pgra.lm.base import CompleterArguments, StateArguments
+from pgra.exemplars import SELECTORS, SelectionArguments
+from pgra.lm.base import CompleterArguments
 from pgra.prompts import CHATS, FORMATS
 from pgra.reader.arguments import LabelBiasArguments, ReaderArguments, TrainingArguments
 from pgra.rerank import RERANKERS
-from pgra.rerank.arguments import RerankArguments
+from pgra.rerank.arguments import DrawnArguments, RerankArguments
 from pgra.retrieval.arguments import RETRIEVERS, RetrieverArguments
 
 
@@ -135,24 +135,6 @@ class RalmArguments(LabelBiasArguments):
         return self.reader_lm
 
 
-@dataclass(kw_only=True)
-class HeadArguments(StateArguments):
-    """The frozen LM, and the examples in its prompt, which the head does not learn from."""
-
-    num_exemplars: int = arg(
-        8, "Labelled examples in the prompt (the paper's m).", least=0, is_common=True
-    )
-    exemplars: str = arg(
-        "balanced",
-        "How the examples in the prompt are drawn: random, balanced, official or fixed.",
-        choices=DRAWN_EXEMPLARS,
-    )
-    exemplar_seed: int = arg(0, "Seed of their choice and order.")
-    bank_shard_rows: int = arg(
-        512, "Texts in one shard of states; see --method pgra.", least=1, decides=False
-    )
-
-
 # The sources of evidence that `pgra worth` compares, each by the reranker's arguments.
 _STATES = ("dot", "whitened_cosine", "calibrated", "head")
 SOURCES: Mapping[str, Mapping[str, Any]] = {
@@ -219,7 +201,7 @@ METHODS: Mapping[str, MethodEntry] = {
         {"num_evidence": 0, "reranker": "none"},
     ),
     "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**STAGES, "reader": RalmArguments}),
-    "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": HeadArguments}),
+    "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": DrawnArguments}),
     "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", STAGES, {"num_evidence": 0}),
     "icl": MethodEntry("pgra.methods.kate:Icl", {**_KATE, "selection": IclSelectionArguments}),
     "kate": MethodEntry("pgra.methods.kate:Kate", _KATE),

@@ -320,9 +320,7 @@ def find_method(name: str) -> type[Method]:
     Raises:
         ConfigError: If there is none of that name.
     """
-    method: type[Method] = find_class(
-        "method", name, {name: entry.path for name, entry in METHODS.items()}
-    )
+    method: type[Method] = find_class("method", name, METHODS)
     return method
 
 

@@ -9,7 +9,6 @@ examples. Nothing of the LM is trained, so a run takes seconds.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,11 +16,11 @@ from pgra.arrays import Scores, Vectors
 from pgra.data.examples import ExampleRows, open_rows
 from pgra.data.read import read_label
 from pgra.data.tasks import LABEL, Task
-from pgra.exemplars.selector import build_prompt, pool_task
+from pgra.exemplars.selector import pool_task
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.arguments import METHODS, RunArguments
-from pgra.methods.base import SPLITS, Decisions, Method, TaskData
-from pgra.prompts import prompt_template
+from pgra.methods.base import SPLITS, Decisions, Method, TaskData, decide_labels
+from pgra.methods.stages import set_aside, write_prompt
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration, decide, fit_temperature
 from pgra.rerank.bank import query_keys
 from pgra.rerank.head import check_labels, fit_labels, head_logits
@@ -192,21 +191,8 @@ class HeadMethod(Method):
         """
         data = TaskData.read(self.args, least_dev=LEAST_EXAMPLES).labelled()
         args = self.args["head"]
-        task = data.task
-        prompt = build_prompt(
-            prompt_template(task),
-            data.train,
-            task.prompt_words,
-            num_exemplars=args.num_exemplars,
-            method=args.exemplars,
-            seed=args.exemplar_seed,
-        )
-        exemplars = prompt.exemplar_ids
-        self.data = replace(
-            data,
-            train=[example for example in data.train if example.id not in exemplars],
-            set_aside=[example for example in data.train if example.id in exemplars],
-        )
+        prompt = write_prompt(data, args)
+        self.data = set_aside(data, prompt.exemplar_ids)
         # Without a dev set it learned from all rows, as others' pools: there is no division.
         self.fingerprints |= self.data.fingerprints(SPLITS if self.data.dev else _UNDIVIDED)
         encoder = PromptedEncoder.open(args, prompt, self.context.device)
@@ -251,19 +237,14 @@ class HeadMethod(Method):
         record: dict[str, Json] = {"held_out_accuracy": self.head.accuracy}
         if not dev:  # too few to fit a temperature
             return record
-        predictions = decide([example.id for example in dev], scores, labels)
-        values = self.data.measure_dev([prediction.label for prediction in predictions])
+        values = self.data.measure_dev([labels[number] for number in scores.argmax(axis=1)])
         metric = self.data.metric
         return {"metric": metric, "value": values[metric], **record}
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         scores = self.head.score(self._read(examples))
         self.head.encoder.release()
-        ids = [example.id for example in examples]
-        predictions = decide(ids, self.calibration.apply(scores), self.data.labels)
-        notes = [self.calibration.note] if self.calibration.note else []
-        return Decisions(predictions, notes=notes)
+        return decide_labels(examples, scores, self.data, self.calibration, "none")
 
     def sample_prompt(self) -> str:
-        prompt = self.head.encoder.prompt
-        return prompt.prefix + prompt.suffix(self.data.test[0].fields)
+        return self.head.encoder.prompt.write(self.data.test[0].fields)

@@ -290,9 +290,9 @@ class Kate(Method):
         def arranged(i: int, count: int) -> list[int]:
             return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed)
 
-        def render(i: int, count: int) -> list[str]:
+        def render(i: int, count: int) -> str:
             exemplars = [self.data.train[row] for row in arranged(i, count)]
-            return [self.format.write(exemplars, examples[i].fields)]
+            return self.format.write(exemplars, examples[i].fields)
 
         with self.timed("prompts"):
             fit = fit_prompts(
@@ -305,7 +305,7 @@ class Kate(Method):
             )
             counts = fit.counts.tolist()
             rows = [arranged(i, count) for i, count in enumerate(counts)]
-            texts = [render(i, count)[0] for i, count in enumerate(counts)]
+            texts = [render(i, count) for i, count in enumerate(counts)]
         return ExemplarPrompts(chosen, rows, fit, texts)
 
     def _report(

@@ -10,14 +10,18 @@ order of the training file.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from pgra.arrays import Rows
 from pgra.errors import ConfigError
-from pgra.exemplars.selection import vote
+from pgra.exemplars.selection import VectorSimilarity, vote
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
-from pgra.methods.stages import Stages, neighbor_model, open_neighbors
+from pgra.methods.stages import Stages
+from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.types import Example, Json, Prediction
 
 NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
@@ -43,14 +47,23 @@ class NearestNeighbors(Method):
         if number is not None and number > len(train):
             raise ConfigError(f"num_neighbors ({number}) exceeds {len(train)} training examples")
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
-        self.neighbors = open_neighbors(self.data, self.args, self.context)
+        reader = self.args.reader.model_name_or_path
+        neighbors = Neighbors(
+            partial(open_neighbor_encoder, args, reader, self.context.device),
+            train,
+            self.context.artifacts / "neighbors" / self.data.task.name,
+        )
+        self.similarity = VectorSimilarity(neighbors, "dot")
 
     def identity(self) -> dict[str, Json]:
-        encoder = dict(self.neighbors.encoder.query_fingerprint)
+        encoder = dict(self.similarity.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
     def sources(self) -> list[str]:
-        return [neighbor_model(self.args), *super().sources()]
+        args = self.args
+        by_reader = args.retriever.neighbor_encoder == "reader"
+        model = args.reader.model_name_or_path if by_reader else args.retriever.encoder
+        return [model, *super().sources()]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that is best on the dev set; of equals the smallest."""
@@ -84,4 +97,5 @@ class NearestNeighbors(Method):
     def _nearest(self, examples: Sequence[Example]) -> Rows:
         """Return the nearest training examples, (B, k), nearest first."""
         with self.timed("neighbors"):
-            return self.neighbors.nearest(examples, self.numbers[-1], self.context).rows
+            every = np.arange(len(self.data.train))
+            return self.similarity.nearest(examples, every, self.numbers[-1]).rows

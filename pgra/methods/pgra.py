@@ -33,7 +33,7 @@ from pgra.methods.base import (
     measure_answers,
     task_name,
 )
-from pgra.methods.stages import Stages, neighbor_model, reads_prompt
+from pgra.methods.stages import Stages, reads_prompt
 from pgra.model_card import write_card
 from pgra.prompts import FewShotPrompt, Verbalizer, prompt_template
 from pgra.reader.arguments import default_learning_rate
@@ -344,8 +344,6 @@ class Pgra(Method):
         if args.retriever.retriever in ("dense", "hybrid"):
             names.append(args.retriever.encoder)
         models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-        if models and args.rerank.per_query:
-            names.append(neighbor_model(args))
         return [*names, *models, *args.corpus.sources]
 
     def sample_prompt(self) -> str | None:
@@ -357,8 +355,7 @@ class Pgra(Method):
     def restore(self, folder: Path) -> bool:
         """Open a finished run by its reader's folder, to decide new examples.
 
-        Corpus, index and LM must be those of the run. Training data is read only where each query
-        has exemplars of its own, and must then be where it was.
+        Corpus, index and LM must be those of the run.
 
         Raises:
             ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
@@ -397,14 +394,12 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArgument
     """Return a run's arguments elsewhere; dtypes that depend on the device stay what they were."""
     fingerprints: Mapping[str, Any] = record.fingerprints
     lm = fingerprints.get("reranker", {})
-    lm = lm.get("prefixes", [lm])[0]  # several are of one LM
     if "dtype" in lm:
         args = args.change("rerank", lm_dtype=lm["dtype"])
     index = fingerprints.get("index", {})
     index = index.get("dense", index)  # of a hybrid
-    encoder = index if "encoder" in index else lm.get("exemplar encoder", {})
-    if encoder and "part" not in encoder:  # a part of the T5 has no dtype
-        args = args.change("retriever", encoder_dtype=encoder["dtype"])
+    if "encoder" in index:
+        args = args.change("retriever", encoder_dtype=index["dtype"])
     return args
 
 
@@ -420,11 +415,6 @@ def _open_recorded(home: Path, record: ReaderRecord, method: Pgra) -> Stages:
         raise ArtifactError(
             f"{context.artifacts} does not exist: name the run's folder with --artifacts_dir"
         )
-    # A query's own neighbors are training examples, the one thing that the reader's folder does not
-    # hold. That they are the run's, the reranker's fingerprint says.
-    exemplars = None
-    if args.rerank.per_query and args.rerank.reranker == "prompted":
-        exemplars = Stages.read(args, context).exemplars
     fingerprints: Mapping[str, Any] = record.fingerprints
     reference = FitData(fingerprint=fingerprints["reranker"], folder=home)
     stages = Stages(
@@ -432,7 +422,6 @@ def _open_recorded(home: Path, record: ReaderRecord, method: Pgra) -> Stages:
         context,
         prompt,
         data,
-        exemplars=exemplars,
         reference=reference,
         ready=method.reranker,
     )

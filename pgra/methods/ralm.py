@@ -60,8 +60,8 @@ def write_prompts(
         DataError: If a query is too long even without evidence; it is named.
     """
 
-    def write(row: int, num_words: int) -> list[str]:
-        return [write_prompt(queries[row], evidence[row], num_words)]
+    def write(row: int, num_words: int) -> str:
+        return write_prompt(queries[row], evidence[row], num_words)
 
     fit = fit_prompts(
         lm.count_tokens,
@@ -72,7 +72,7 @@ def write_prompts(
         num_new_tokens=num_new_tokens,
         unit="word of evidence",
     )
-    return [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
+    return [write(row, count) for row, count in enumerate(fit.counts.tolist())]
 
 
 class Ralm(Pgra):

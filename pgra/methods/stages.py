@@ -8,7 +8,7 @@ Any retriever finds the candidates, `exhaustive` too: the best of the whole corp
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -23,11 +23,10 @@ from pgra.context import Context
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.tasks import bare_task
 from pgra.errors import ConfigError
-from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selector import NearestExemplars, build_prompt
+from pgra.exemplars.selector import build_prompt
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.prompts import FewShotPrompt, PromptFormat, prompt_template
+from pgra.prompts import FewShotPrompt, prompt_template
 from pgra.report.metrics import has_answer
 from pgra.report.results import EvidenceLine
 from pgra.rerank import (
@@ -38,10 +37,10 @@ from pgra.rerank import (
     find_reranker,
     open_reranker,
 )
+from pgra.rerank.arguments import DrawnArguments
 from pgra.rerank.bank import query_key
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
-from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 logger = logging.getLogger(__name__)
@@ -61,8 +60,7 @@ class Stages(Timed):
 
     Attributes:
         data: The task's examples; train without those in the prompt.
-        prompt: The LM's; without exemplars where each query has its own, or no LM reads one.
-        exemplars: Chooses each query's own; None where one prompt serves all.
+        prompt: The LM's; without exemplars where no LM reads one.
         candidates: The first stage's by split.
         evidence: The second stage's by split: all candidates in the new order.
         finds_itself: Whether a passage that is a query's text, but for spaces, is its candidate.
@@ -77,7 +75,6 @@ class Stages(Timed):
         prompt: FewShotPrompt,
         data: TaskData,
         *,
-        exemplars: NearestExemplars | None = None,
         reference: FitData | None = None,
         ready: ReadyReranker | None = None,
     ) -> None:
@@ -92,7 +89,6 @@ class Stages(Timed):
             context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
         )
         self.prompt = prompt
-        self.exemplars = exemplars
         self.data = data
         self.reference = reference or FitData(data.train, data.task.prompt_words)
         self.ready = ready
@@ -109,7 +105,6 @@ class Stages(Timed):
         """
         data = TaskData.read(args)
         prompt = FewShotPrompt(prompt_template(data.task))
-        exemplars = None
         in_prompt: set[str] = set()
         if ready is not None:
             if not args.rerank.num_evidence:
@@ -120,16 +115,14 @@ class Stages(Timed):
                 raise ConfigError("the reranker's prompt has other inputs: make it with this task")
             in_prompt = {e.id for e in data.train if query_key(e) in ready.exemplar_keys}
         elif reads_prompt(args):
-            prompt, exemplars = _write_prompt(data, args, context)
+            prompt = write_prompt(data, args.rerank)
             in_prompt = set(prompt.exemplar_ids)
-        elif getattr(args.reader, "same_train", False) and not args.rerank.per_query:
-            in_prompt = set(_write_prompt(data, args, context)[0].exemplar_ids)
-        train = [example for example in data.train if example.id not in in_prompt]
-        if not train:
-            raise ConfigError(f"the prompt has all {len(data.train)} examples: lower num_exemplars")
-        set_aside = [example for example in data.train if example.id in in_prompt]
-        data = replace(data, train=train, set_aside=set_aside)
-        stages = cls(args, context, prompt, data, exemplars=exemplars, ready=ready)
+        elif getattr(args.reader, "same_train", False):
+            in_prompt = set(write_prompt(data, args.rerank).exemplar_ids)
+        data = set_aside(data, in_prompt)
+        if not data.train:
+            raise ConfigError(f"the prompt has all {len(in_prompt)} examples: lower num_exemplars")
+        stages = cls(args, context, prompt, data, ready=ready)
         stages.fingerprints |= data.fingerprints()
         return stages
 
@@ -174,7 +167,6 @@ class Stages(Timed):
             corpus=self.corpus,
             context=self.context,
             options=self.args.rerank_options,
-            exemplars=self.exemplars,
             fit_data=self.reference,
         )
         return open_reranker(request) if self.ready is None else self.ready.open(request)
@@ -390,47 +382,20 @@ def reads_prompt(args: RunArguments) -> bool:
     return args.rerank.num_evidence > 0 and find_reranker(args.rerank.reranker).reads_prompt
 
 
-def _write_prompt(
-    data: TaskData, args: RunArguments, context: Context
-) -> tuple[FewShotPrompt, NearestExemplars | None]:
-    """Write the prompt; a bare one, and the selector, where each query has its own."""
+def write_prompt(data: TaskData, args: DrawnArguments) -> FewShotPrompt:
+    """Draw training examples of a task for a prompt."""
     task = data.task
-    rerank = args.rerank
-    template = prompt_template(task)
-    if not rerank.per_query:
-        prompt = build_prompt(
-            template,
-            data.train,
-            task.prompt_words,
-            num_exemplars=rerank.num_exemplars,
-            method=rerank.exemplars,
-            seed=rerank.exemplar_seed,
-        )
-        return prompt, None
-    exemplars = NearestExemplars(
-        open_neighbors(data, args, context),
-        PromptFormat(template, task.prompt_words),
-        SelectionArguments(
-            exemplars=rerank.exemplars,
-            num_exemplars=rerank.num_exemplars,
-            exemplar_seed=rerank.exemplar_seed,
-        ),
-    )
-    return exemplars.prompt(()), exemplars
-
-
-def open_neighbors(data: TaskData, args: RunArguments, context: Context) -> Neighbors:
-    """Return the training examples, to be searched; the encoder is loaded when first needed."""
-    reader = args.reader.model_name_or_path
-    return Neighbors(
-        partial(open_neighbor_encoder, args.retriever, reader, context.device),
+    return build_prompt(
+        prompt_template(task),
         data.train,
-        Path(args.runtime.artifacts_dir) / "neighbors" / data.task.name,
+        task.prompt_words,
+        num_exemplars=args.num_exemplars,
+        method=args.exemplars,
+        seed=args.exemplar_seed,
     )
 
 
-def neighbor_model(args: RunArguments) -> str:
-    """Return the name of the model that compares examples, as the user wrote it."""
-    if args.retriever.neighbor_encoder == "reader":
-        return args.reader.model_name_or_path
-    return args.retriever.encoder
+def set_aside(data: TaskData, ids: Collection[str]) -> TaskData:
+    """Return a task's data without the training examples of these ids, those of a prompt."""
+    train = [example for example in data.train if example.id not in ids]
+    return replace(data, train=train, set_aside=[e for e in data.train if e.id in ids])

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from pgra.config import Entry, find_class
-from pgra.errors import ConfigError
 from pgra.rerank.arguments import FitData as FitData
 from pgra.rerank.base import BaseReranker as BaseReranker
 from pgra.rerank.base import ReadyReranker as ReadyReranker
@@ -34,9 +33,7 @@ def find_reranker(name: str) -> type[BaseReranker]:
     Raises:
         ConfigError: If the name is unknown, or its class is not a `BaseReranker`.
     """
-    cls = find_class("reranker", name, {name: entry.path for name, entry in RERANKERS.items()})
-    if not (isinstance(cls, type) and issubclass(cls, BaseReranker)):
-        raise ConfigError(f"reranker '{name}' is not a subclass of pgra.rerank.BaseReranker")
+    cls: type[BaseReranker] = find_class("reranker", name, RERANKERS, BaseReranker)
     return cls
 
 
@@ -45,4 +42,4 @@ def open_reranker(request: RerankRequest) -> BaseReranker:
     cls = find_reranker(request.args.reranker)
     if request.options is None and cls.options_class is not None:
         request = replace(request, options=cls.options_class())
-    return cls.open(request)
+    return cls(request)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pgra.config import Arguments, Rule, arg
+from pgra.config import Arguments, arg
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
-from pgra.exemplars import DRAWN_EXEMPLARS, SELECTORS
+from pgra.exemplars import DRAWN_EXEMPLARS
 from pgra.lm.base import StateArguments
 from pgra.types import Example, Json
 
@@ -23,7 +23,28 @@ _WHITENED_QUERIES = 32  # which give a column's mean and spread
 
 
 @dataclass(kw_only=True)
-class RerankArguments(StateArguments):
+class DrawnArguments(StateArguments):
+    """The frozen LM that gives states, and the examples that are drawn for its prompt."""
+
+    num_exemplars: int = arg(
+        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
+    )
+    exemplars: str = arg(
+        "balanced",
+        "How they are drawn: random, balanced, official (as PGRA's code) or fixed (the first).",
+        choices=DRAWN_EXEMPLARS,
+    )
+    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
+    bank_shard_rows: int = arg(
+        512,
+        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
+        least=1,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class RerankArguments(DrawnArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
     GROUP = "Reranker"
@@ -43,8 +64,7 @@ class RerankArguments(StateArguments):
         "Of states: dot (the paper), cosine (its code), whitened (columns standardised), "
         "whitened_cosine, head (the chance of one label, by a logistic head on the training "
         "examples), calibrated (needs no data) or module:Class. auto: head where each label has 8 "
-        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32; "
-        "cosine where each query has its own exemplars.",
+        "training examples beside the prompt's; else whitened_cosine; calibrated with under 32.",
         is_open=True,
         is_common=True,
     )
@@ -54,36 +74,6 @@ class RerankArguments(StateArguments):
         least=0,
         below=math.inf,
     )
-    num_exemplars: int = arg(
-        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0, is_common=True
-    )
-    exemplars: str = arg(
-        "balanced",
-        "random, balanced, official (as PGRA's code), fixed (the first); or for each query anew: "
-        "knn (KATE: its nearest, by --neighbor_encoder) or module:Class.",
-        choices=SELECTORS,
-        is_open="selector",
-    )
-    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
-    bank_shard_rows: int = arg(
-        512,
-        "Texts in one shard of states, which a stopped job does not repeat; 64 times on a GPU.",
-        least=1,
-        decides=False,
-    )
-
-    def check(self) -> None:
-        super().check()
-        if not self.per_query:
-            return
-        Rule(least=1).check(f"num_exemplars with '{self.exemplars}'", self.num_exemplars)
-        if self.similarity not in (AUTO, "cosine", "dot"):  # the others are fitted
-            raise ConfigError(f"exemplars '{self.exemplars}' differ by query: use dot or cosine")
-
-    @property
-    def per_query(self) -> bool:
-        """Whether each query has its own exemplars; classes from outside always do."""
-        return self.exemplars not in DRAWN_EXEMPLARS
 
     def chosen(self, data: "FitData") -> "RerankArguments":
         """Return the same with what `auto` stands for, given a task's training queries."""
@@ -93,7 +83,7 @@ class RerankArguments(StateArguments):
         if "similarity" in earlier:
             weight: Any = earlier.get("topic_weight", 0.0)
             return replace(self, similarity=str(earlier["similarity"]), topic_weight=weight)
-        name = "cosine" if self.per_query else choose_similarity(data)
+        name = choose_similarity(data)
         weight = float(name == "head") if self.topic_weight is None else self.topic_weight
         logger.info("reranker: --similarity %s --topic_weight %g (auto)", name, weight)
         return replace(self, similarity=name, topic_weight=weight)

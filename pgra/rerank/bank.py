@@ -143,13 +143,13 @@ class Bank:
         """Return H; 0 for an empty bank."""
         return self._shards[0].width if self._shards else 0
 
-    def missing(self, keys: npt.ArrayLike) -> Rows:
+    def missing(self, keys: Rows) -> Rows:
         """Return the distinct keys that have no state yet, sorted."""
-        return np.setdiff1d(np.asarray(keys, dtype=np.int64), self._keys)
+        return np.setdiff1d(keys, self._keys)
 
     def compute_missing(
         self,
-        keys: npt.ArrayLike,
+        keys: Rows,
         prepare: Callable[[Rows], T],
         encode: Callable[[T, Advance], Callable[[], Tensor]],
         *,
@@ -181,18 +181,15 @@ class Bank:
             ModelError: If a state is not finite.
             ArtifactError: If the model's files changed meanwhile.
         """
-        wanted = np.unique(np.asarray(keys, dtype=np.int64))
+        wanted = np.unique(keys)
         if not len(self._find_missing(wanted, context)):
             return 0
-
-        def compute(inputs: T) -> Callable[[], Tensor]:
-            return encode(inputs, bar.update)
 
         def keep(keys: Rows, finish: Callable[[], Tensor]) -> None:
             states = finish()
             self._inputs.check()
-            write_shard(self.folder, keys, states, bank=self._name)
-            claim_path(record(keys)).unlink(missing_ok=True)
+            written = write_shard(self.folder, keys, states, bank=self._name)
+            claim_path(written).unlink(missing_ok=True)
 
         def record(keys: Rows) -> Path:
             return self.folder / f"{_shard_name(keys)}.json"
@@ -225,18 +222,21 @@ class Bank:
             left = [np.intersect1d(shard, missing) for shard in shards]
             units = [shard for shard in left if len(shard)]
             total = sum(map(len, worker.share(units)))
-            hidden = not context.shows_progress
-            with Bar(total=total, unit="text", desc=title, disable=hidden) as bar:
-                run_overlapped(worker.claim(units, record), prepare, compute, keep=keep)
+            bar = Bar(total=total, unit="text", desc=title, disable=not context.shows_progress)
+            with bar:
+                claimed = worker.claim(units, record)
+                run_overlapped(
+                    claimed, prepare, lambda inputs: encode(inputs, bar.update), keep=keep
+                )
             context.barrier()
         self._look()
         return len(missing) - len(self.missing(missing))
 
-    def _find_missing(self, keys: npt.ArrayLike, context: Context) -> Rows:
+    def _find_missing(self, keys: Rows, context: Context) -> Rows:
         """Return the missing keys, those of damaged shards among them; all processes call it."""
         self._look()
         if context.is_main:
-            wanted = np.isin(self._keys, np.asarray(keys, dtype=np.int64))
+            wanted = np.isin(self._keys, keys)
             numbers = np.searchsorted(self._starts, self._slots[wanted], side="right") - 1
             for number in np.unique(numbers):
                 try:
@@ -249,7 +249,7 @@ class Bank:
         context.barrier()
         return missing
 
-    def states(self, keys: npt.ArrayLike) -> Vectors:
+    def states(self, keys: Rows) -> Vectors:
         """Return the states of keys, (n, H) float32, in the order given.
 
         Raises:
@@ -270,11 +270,10 @@ class Bank:
             block = order[start : start + rows]
             yield wanted[block], self._gather(slots[block])
 
-    def _find(self, keys: npt.ArrayLike) -> Rows:
+    def _find(self, keys: Rows) -> Rows:
         """Return the slots of keys: their places when all shards are laid end to end."""
-        wanted = np.asarray(keys, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self._keys, wanted), max(0, len(self._keys) - 1))
-        if len(wanted) and (not len(self._keys) or (self._keys[at] != wanted).any()):
+        at = np.minimum(np.searchsorted(self._keys, keys), max(0, len(self._keys) - 1))
+        if len(keys) and (not len(self._keys) or (self._keys[at] != keys).any()):
             raise KeyError(f"{self.folder} lacks the state of a key that is asked for")
         return self._slots[at]
 

@@ -23,7 +23,6 @@ from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
-    from pgra.exemplars.selector import NearestExemplars
     from pgra.prompts import FewShotPrompt
 
 
@@ -47,14 +46,12 @@ class RerankRequest(ScorerRequest):
     """The second stage that a run needs.
 
     Attributes:
-        exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
         fit_data: The task's part in a reranker that is fitted to it; also decides what `auto` in
             the arguments stands for.
     """
 
     prompt: "FewShotPrompt"
     corpus: "Corpus"
-    exemplars: "NearestExemplars | None" = None
     fit_data: FitData = field(default_factory=FitData)
 
     def __post_init__(self) -> None:
@@ -102,11 +99,6 @@ class BaseReranker(ABC):
 
     def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
-
-    @classmethod
-    def open(cls, request: RerankRequest) -> "BaseReranker":
-        """Open the reranker, or another class that serves the request."""
-        return cls(request)
 
     @property
     @abstractmethod

@@ -36,9 +36,7 @@ class ExhaustiveSearch(Retriever):
     def open(cls, request: IndexRequest) -> Self:
         """Open it over a run's reranker; one without states is a ConfigError."""
         if not isinstance(request.reranker, BankedReranker):
-            raise ConfigError(
-                "retriever 'exhaustive' needs --reranker prompted and one prompt for all queries"
-            )
+            raise ConfigError("retriever 'exhaustive' needs --reranker prompted")
         return cls(request.reranker)
 
     def prepare(self, examples: Sequence[Example]) -> None:

@@ -40,7 +40,7 @@ class LikelihoodReranker(PairBankReranker):
     options_class = LikelihoodArguments
     reads_lm = True
     reads_prompt = False
-    whole = "rows"
+    reads_passages = True
 
     def __init__(self, request: ScorerRequest) -> None:
         """Open an LM, without its weights, and the bank of its scores.
@@ -56,8 +56,6 @@ class LikelihoodReranker(PairBankReranker):
         args = replace(request.args, lm_layer="last")  # scores are of the last layer
         self.lm = open_state_lm(args, device=request.context.device)
         self.limit = min(request.args.max_prompt_tokens or self.lm.window, self.lm.window)
-        self.counter = self
-        self.num_cut = 0
         fields = {
             **self.lm.fingerprint,
             "reranker": "likelihood",

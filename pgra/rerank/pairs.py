@@ -6,7 +6,6 @@ One of your own derives from `PairReranker`, as `MonoT5` in `tests/outside/toys.
 import math
 from abc import abstractmethod
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,7 +23,6 @@ from pgra.config import Arguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.batching import BackOff, begin_fetch, pad, send, token_budget_batches
-from pgra.lm.prefix import PromptedEncoder, TokenizedPrompts
 from pgra.parallel import Turn
 from pgra.progress import Bar
 from pgra.rerank.arguments import RerankArguments
@@ -52,9 +50,9 @@ class Pairs:
         """Return the indices of keys, (n,)."""
         return np.searchsorted(self.keys, keys)
 
-    def cut(self, keys: Rows, shard_rows: int, *, whole: str = "queries") -> list[Rows]:
-        """Make shards of keys: whole queries (or "rows"), until there are `shard_rows` or more."""
-        owners = getattr(self, whole)[self.find(keys)]
+    def cut(self, keys: Rows, shard_rows: int) -> list[Rows]:
+        """Make shards of keys, of whole passages, until there are `shard_rows` or more."""
+        owners = self.rows[self.find(keys)]
         order = np.argsort(owners, kind="stable")
         ends = [*np.flatnonzero(np.diff(owners[order])) + 1, len(order)]
         shards = []
@@ -69,12 +67,10 @@ class Pairs:
 class PairBankReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together, each pair once.
 
-    `column` of the bank's scores decides; `whole` is what no shard cuts in two: "queries", or
-    passages' "rows".
+    `reads_passages` says whether a passage is read once for a shard's pairs, which are then whole.
     """
 
-    column = 0
-    whole = "queries"
+    reads_passages: ClassVar[bool] = False
     inputs = ("text",)
     bank: Bank
 
@@ -86,6 +82,8 @@ class PairBankReranker(ScoringReranker):
         `fields` are what scores depend on, besides corpus, query and passage.
         """
         self.context = request.context
+        self.counter = self
+        self.num_cut = 0
         self.busy = Turn()
         self.topic_weight = request.args.topic_weight or 0.0
         device = load.choose_device(self.context.device)
@@ -97,17 +95,13 @@ class PairBankReranker(ScoringReranker):
             self.bank = Bank(folder, fields, inputs=source.inputs)
             self.made_from = fields
 
-    def identify(self, example: Example) -> Mapping[str, Json]:
-        """Return what a query's pairs depend on, besides the passage."""
-        return {"query": example.text}
-
     @abstractmethod
     def read(self, pairs: Pairs, keys: Rows) -> Any:
         """Tokenise a shard's pairs, in another thread."""
 
     @abstractmethod
     def compute(self, shard: Any, advance: Advance) -> Callable[[], Tensor]:
-        """Begin to score what `read` returned; return a function that waits for (n, columns)."""
+        """Begin to score what `read` returned; return a function that waits for (n, 1)."""
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """List the pairs of queries and candidates, (B, K)."""
@@ -120,7 +114,7 @@ class PairBankReranker(ScoringReranker):
         """Return the keys of pairs, (B, K): hashes of query and passage."""
         keys = np.empty(rows.shape, dtype=np.uint64)
         for i, example in enumerate(examples):
-            seed = xxhash.xxh3_64_intdigest(canonical_json(self.identify(example)).encode())
+            seed = xxhash.xxh3_64_intdigest(canonical_json({"query": example.text}).encode())
             keys[i] = [xxhash.xxh3_64_intdigest(row.tobytes(), seed) for row in rows[i]]
         return keys.astype(np.int64)
 
@@ -131,7 +125,7 @@ class PairBankReranker(ScoringReranker):
             partial(self.read, pairs),
             self.compute,
             shard_rows=self.shard_rows,
-            cut=partial(pairs.cut, whole=self.whole),
+            cut=pairs.cut if self.reads_passages else None,
             context=self.context,
             title="reads candidates",
         )
@@ -142,7 +136,7 @@ class PairBankReranker(ScoringReranker):
         present = rows != MISSING_ROW
         if present.any():
             keys = self._keys(examples, rows)[present]
-            scores[present] = self.bank.states(keys)[:, self.column]
+            scores[present] = self.bank.states(keys)[:, 0]
         return scores
 
     def score(self, queries: Sequence[Example], texts: Sequence[str]) -> Scores:
@@ -159,7 +153,7 @@ class PairBankReranker(ScoringReranker):
         bar = Bar(total=len(keys), desc="score", unit="pair")
         with self.busy, bar, torch.inference_mode():
             scores: Scores = self.compute(self.read(pairs, keys), bar.update)().numpy()
-        return scores[:, self.column].reshape(shape)
+        return scores.reshape(shape)
 
     def count_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Count the pairs that are yet to be read."""
@@ -198,12 +192,10 @@ class PairReranker(PairBankReranker):
         self.dtype = load.choose_dtype(args.lm_dtype, self.device)
         self.config = load.load_config(self.source)
         self.tokenizer = load.load_tokenizer(self.source, self.config)
-        window = int(min(self.tokenizer.model_max_length, _num_positions(self.config)))
+        window = int(min(self.tokenizer.model_max_length, load.num_positions(self.config)))
         self.max_tokens = max_tokens or window
         if self.max_tokens > window:
             raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
-        self.counter = self
-        self.num_cut = 0
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
         self._filler = self._choose_filler()
@@ -332,98 +324,3 @@ class PairReranker(PairBankReranker):
             usable = (token for token in tokens if token not in (None, last))
             config.pad_token_id = next(usable, None)
         return config.pad_token_id
-
-
-def _num_positions(config: Any) -> float:
-    """Return how many positions a model has; in RoBERTa's family they begin after padding."""
-    positions: float = getattr(config, "max_position_embeddings", None) or math.inf
-    if positions < 0:  # XLNet's, which counts none
-        return math.inf
-    is_after = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
-    return positions - (config.pad_token_id + 1 if is_after else 0)
-
-
-# The prompted reranker with a prefix of its own for every query: KATE inside PGRA.
-#
-# A query and its candidates are read under the query's nearest training examples (Liu et al. 2022,
-# section 2.3) and compared as in Guo et al. 2023, eq. 3. A passage then has another state for every
-# query, so no states are kept, but each pair's dot product and cosine; k + 1 texts are read a
-# query, and its prefix once.
-
-
-COLUMNS = ("dot", "cosine")  # of a pair's entry in the bank
-
-# A query's encoder, its prompt and its candidates', and their indices in the shard.
-Unit = tuple[PromptedEncoder, TokenizedPrompts, npt.NDArray[np.intp]]
-
-
-class NeighborReranker(PairBankReranker):
-    """Orders candidates by the similarity of states under the query's own exemplars.
-
-    `encoder` is the LM without exemplars; `similarity` is "dot" (the paper) or "cosine" (its code).
-    """
-
-    def __init__(self, request: RerankRequest) -> None:
-        """Open an LM, and the bank of LM, template and corpus; errors as `Reranker.open`'s."""
-        args = request.args
-        exemplars = request.exemplars
-        assert exemplars is not None  # with such arguments
-        encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
-        fields = {**encoder.fingerprint, "kept of a pair": list(COLUMNS)}
-        super().__init__(request, encoder.lm.source, fields)
-        self.encoder = self.counter = encoder
-        self.exemplars = exemplars
-        self.column = COLUMNS.index(args.similarity)
-        self.made_from = {
-            **self.made_from,
-            **exemplars.fingerprint,
-            "reranker": "prompted",
-            "similarity": args.similarity,
-        }
-
-    def release(self) -> None:
-        self.encoder.release()
-
-    def whole_prompt(self, query: Example) -> str:
-        """Return the query's prompt as it is read, where not all exemplars fit."""
-        prompt = self.exemplars.encoder_for(self.encoder, query).prompt
-        return prompt.prefix + prompt.suffix(query.fields)
-
-    def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
-        self.exemplars.look_up(examples, self.context)
-        return super().pairs(examples, rows)
-
-    def identify(self, example: Example) -> Mapping[str, Json]:
-        prefix = self.exemplars.prompt(self.exemplars.of(example)).prefix
-        return {"prefix": prefix, "fields": dict(example.fields)}
-
-    def read(self, pairs: Pairs, keys: Rows) -> deque[Unit]:
-        """Write and tokenise a shard's prompts, query by query."""
-        at = pairs.find(keys)
-        queries = pairs.queries[at]
-        units: deque[Unit] = deque()
-        for query in np.unique(queries):
-            example = pairs.examples[query]
-            mine = np.flatnonzero(queries == query)
-            encoder = self.exemplars.encoder_for(self.encoder, example)
-            passage_fields = encoder.prompt.template.passage_fields
-            texts = pairs.texts(pairs.rows[at[mine]])
-            prompts = encoder.tokenize([example.fields, *map(passage_fields, texts)])
-            _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
-            units.append((encoder, prompts, mine))
-        return units
-
-    def compute(self, shard: deque[Unit], advance: Advance) -> Callable[[], Tensor]:
-        """Read a shard's queries, each under its own prefix: (n, 2) float32, by `COLUMNS`."""
-        scores = torch.empty(sum(len(indices) for _, _, indices in shard), len(COLUMNS))
-        while shard:  # a prefix's keys and values are gone with its query
-            encoder, prompts, indices = shard.popleft()
-            states = encoder.encode_prompts(prompts).float()  # (1 + n, H)
-            query = states[0]
-            passages = states[1:]
-            dot = (passages * query).sum(1)
-            lengths = torch.linalg.vector_norm(states, dim=1)
-            scores[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
-            self.encoder.num_cut += encoder.num_cut
-            advance(len(passages))
-        return lambda: scores

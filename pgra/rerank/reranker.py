@@ -213,13 +213,11 @@ class Reranker(PromptedModel):
                 max_prompt_tokens=max_prompt_tokens,
             )
             values = {"lm": lm, "template": template, "max_prompt_tokens": max_prompt_tokens}
-            named = {field: values[name] for name, field in fields.items()}
+            context = Context(device=device)
             options = cls.options_class(
-                **{n: value for n, value in named.items() if value is not None}
+                **{field: values[n] for n, field in fields.items() if values[n] is not None}
             )
-            self._scorer = cls(
-                ScorerRequest(args=args, context=Context(device=device), options=options)
-            )
+            self._scorer = cls(ScorerRequest(args=args, context=context, options=options))
             return
         if isinstance(lm, PromptedFit):
             keys = lm.fields["exemplar_keys"]
@@ -379,5 +377,5 @@ def make_ready(reranker: BaseReranker | Reranker) -> ReadyReranker:
         "exemplars": RerankArguments.exemplars,  # one prompt for all queries
         "num_exemplars": len(reranker.prompt.exemplar_ids),
     }
-    open_banked = partial(BankedReranker, ranker.encoder)
+    open_banked = partial(BankedReranker, encoder=ranker.encoder)
     return ReadyReranker(arguments, open_banked, reranker.prompt, reranker._task.exemplar_keys)

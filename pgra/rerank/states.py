@@ -2,8 +2,7 @@
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
 change the order, so scores are the plain products; others are in `pgra.rerank.similarity`.
-`StateRanker` scores texts in memory, `BankedReranker` a run's candidates. Each query has its own
-prefix in `pgra.rerank.pairs`.
+`StateRanker` scores texts in memory, `BankedReranker` a run's candidates.
 """
 
 import logging
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -36,11 +36,10 @@ from pgra.lm import as_state_lm
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.state_lm import StateLM
-from pgra.prompts import FewShotPrompt, PromptTemplate
+from pgra.prompts import FewShotPrompt
 from pgra.rerank.arguments import AUTO, FitData, choose_similarity
 from pgra.rerank.bank import Bank, bank_folder, bank_name, query_key, query_keys
-from pgra.rerank.base import BaseReranker, RerankRequest, ScoringReranker
-from pgra.rerank.pairs import NeighborReranker
+from pgra.rerank.base import RerankRequest, ScoringReranker
 from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
 from pgra.retrieval.base import whole_path
 from pgra.types import MISSING_ROW, Example, Json
@@ -219,9 +218,7 @@ class PromptedModel(ABC):
                 layer=arguments.get("lm_layer", "last"),
                 dtype=record["fingerprint"].get("dtype", "auto"),
             )
-        template = record["prompt"]["template"]
-        template = PromptTemplate(**{**template, "inputs": tuple(template["inputs"])})
-        prompt = FewShotPrompt(**{**record["prompt"], "template": template})
+        prompt = msgspec.convert(record["prompt"], FewShotPrompt)
         encoder = PromptedEncoder(lm, prompt, max_prompt_tokens=arguments["max_prompt_tokens"])
         check_fingerprint(
             folder,
@@ -289,10 +286,10 @@ class StateBank(Bank):
         return self.compute_missing(
             keys,
             lambda keys: encoder.tokenize(fields(keys)),
-            lambda prompts, advance: encoder.begin(prompts, advance=advance),
+            encoder.begin,
             shard_rows=self._shard_rows,
             context=self._context,
-            check=encoder.check_kept,
+            check=lambda prompts, kept: encoder.lm.check_kept(prompts.ids, kept),
             title=title,
         )
 
@@ -308,13 +305,17 @@ class BankedReranker(ScoringReranker):
 
     reads_lm = True
 
-    def __init__(self, encoder: PromptedEncoder, request: RerankRequest) -> None:
-        """Open the banks of an LM under its prompt.
+    def __init__(self, request: RerankRequest, encoder: PromptedEncoder | None = None) -> None:
+        """Open the banks of an LM under the task's prompt; `encoder` is one that is open already.
 
         Raises:
-            ConfigError: If the similarity cannot be fitted.
+            ConfigError: If the prompt leaves no room for a text, or the similarity cannot be
+                fitted.
+            ModelError: If the LM cannot be used.
         """
         args = request.args
+        if encoder is None:
+            encoder = PromptedEncoder.open(args, request.prompt, request.context.device)
         self.encoder = encoder
         self.counter = encoder
         self.topic_weight = args.topic_weight or 0.0
@@ -337,20 +338,6 @@ class BankedReranker(ScoringReranker):
         )
         self.made_from = self.fitting.fingerprint
 
-    @classmethod
-    def open(cls, request: RerankRequest) -> BaseReranker:
-        """Open an LM under the task's prompt, or each query's own.
-
-        Raises:
-            ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
-                or exemplars for each query are missing.
-            ModelError: If the LM cannot be used.
-        """
-        if request.args.per_query:
-            return NeighborReranker(request)
-        encoder = PromptedEncoder.open(request.args, request.prompt, request.context.device)
-        return cls(encoder, request)
-
     def save(self, folder: Path) -> None:
         self.fitting.save(folder)
 
@@ -358,8 +345,7 @@ class BankedReranker(ScoringReranker):
         self.encoder.release()
 
     def whole_prompt(self, query: Example) -> str:
-        prompt = self.encoder.prompt
-        return prompt.prefix + prompt.suffix(query.fields)
+        return self.encoder.prompt.write(query.fields)
 
     def compute_missing(self, examples: Sequence[Example], rows: Rows) -> int:
         """Let the LM read queries, candidates and the similarity's sample; fit it."""

@@ -97,10 +97,7 @@ def find_retriever(name: str) -> type[Retriever]:
         ConfigError: If the name is unknown, or its class is not a `Retriever`.
     """
     is_run = name.startswith("run:")  # and its file
-    paths = {name: entry.path for name, entry in RETRIEVERS.items()}
-    cls = find_class("retriever", "run" if is_run else name, paths)
-    if not (isinstance(cls, type) and issubclass(cls, Retriever)):
-        raise ConfigError(f"'{name}' is not a subclass of pgra.retrieval.Retriever")
+    cls: type[Retriever] = find_class("retriever", "run" if is_run else name, RETRIEVERS, Retriever)
     return cls
 
 
@@ -167,7 +164,6 @@ class RandomRetriever(Retriever):
         Scores are 0, -1, -2, ..., in the order drawn. A larger k begins with a smaller one's
         passages.
         """
-        check_num_candidates(k, self._num_passages)
         rows = np.empty((len(queries), k), dtype=np.int64)
         for line, query in enumerate(queries):
             rows[line] = self._draw(query, k)

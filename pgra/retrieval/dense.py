@@ -156,8 +156,7 @@ class Index(Retriever):
         root = (keeper.path if keeper else at_home(str(path))).absolute()
         folder = root / _PLACE
         opened = as_encoder(encoder, device=device)
-        options = {**vars(opened.args), "retriever": "dense", "index_factory": factory}
-        args = RetrieverArguments(**{**options, "index_dir": None})
+        args = RetrieverArguments(**vars(opened.args), index_factory=factory)
         if opened.copied is not None:
             args = replace(args, encoder=str(root / "encoder"))
         context = Context(artifacts=root, device=str(opened.device))
@@ -335,7 +334,7 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
         return BuiltIndex(folder, manifest, len(corpus))
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-    folder = request.output_dir or artifact_dir(request.context.artifacts / INDEXES, name, fields)
+    folder = request.output_dir or artifact_dir(context.artifacts / INDEXES, name, fields)
     if not is_finished(folder):
         empty_index(args.index_factory, encoder.width, len(corpus))
     finished = _find_whole(folder, fields)
@@ -385,7 +384,7 @@ def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields
         for path in list(chain.from_iterable(map(folder.glob, _FILES))):
             if path.stem not in planned:  # of another plan, or of a job stopped before its manifest
                 path.unlink(missing_ok=True)  # another part's doing
-        take_over_shards(shards, made_of, request.context.artifacts / INDEXES)
+        take_over_shards(shards, made_of, context.artifacts / INDEXES)
         for shard in shards:  # parts leave it to the last command to compare all bytes
             is_there = shard.record_path.exists()
             if is_there and not shard.is_done(made_of, compare=not is_part):

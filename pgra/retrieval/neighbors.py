@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pgra.arrays import Counts, Rows, Vectors
-from pgra.artifacts import Inputs, artifact_dir, build_once, digest, read_array, write_array
-from pgra.context import ALONE, Context
+from pgra.artifacts import artifact_dir, build_once, digest, read_array, write_array
 from pgra.data.text import LEAK_JACCARD, copy_key, text_key
 from pgra.encoders import as_encoder
 from pgra.errors import ModelError
 from pgra.retrieval.base import RetrieverArguments, examples_digest
-from pgra.retrieval.faiss import nearest
 from pgra.types import MISSING_ROW, Candidates, Example, Fields
 
 if TYPE_CHECKING:
@@ -173,20 +171,6 @@ def _is_one_slip(word: str, other: str) -> bool:
     return (is_long or is_swap) and OSA.distance(word, other, score_cutoff=1) == 1
 
 
-class ExampleEncoder(Protocol):
-    """What examples are compared by: a text encoder, or an LM under a prompt."""
-
-    @property
-    def query_fingerprint(self) -> Fields:
-        """All that determines an example's vector, besides the example."""
-
-    @property
-    def inputs(self) -> Inputs: ...
-
-    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
-        """Return the vectors of examples, (B, D) float32, in their order."""
-
-
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> "Encoder":
     """Open what examples are compared by: the encoder, or that of the untrained T5 `reader`.
 
@@ -203,15 +187,15 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
 
 
 class Neighbors:
-    """Labelled `examples`, searched by vectors that are made once and kept."""
+    """Labelled `examples`, and their vectors, made once and kept."""
 
     def __init__(
         self,
-        open_encoder: Callable[[], ExampleEncoder],
+        open_encoder: Callable[[], "Encoder"],
         examples: Sequence[Example],
         root: Path | None,
     ) -> None:
-        """Remember what is to be searched; the encoder is opened when it is first needed.
+        """Remember what is compared; the encoder is opened when it is first needed.
 
         With a `root`, the folder of the task's neighbors, vectors are kept there. With None they
         are kept in memory alone, and the collection may grow at its end.
@@ -222,7 +206,7 @@ class Neighbors:
         self._vectors: Vectors | None = None
 
     @cached_property
-    def encoder(self) -> ExampleEncoder:
+    def encoder(self) -> "Encoder":
         """What texts are compared by, opened on first use."""
         return self._open()
 
@@ -235,8 +219,8 @@ class Neighbors:
             "labels": digest([example.label for example in self.examples]),
         }
 
-    def vectors(self, context: Context = ALONE) -> Vectors:
-        """Encode the collection, or read its vectors: (n, D) float32. The main process encodes."""
+    def vectors(self) -> Vectors:
+        """Encode the collection, or read its vectors: (n, D) float32."""
         vectors = self._vectors
         if vectors is not None and (self._root or len(vectors) == len(self.examples)):
             return vectors
@@ -258,18 +242,7 @@ class Neighbors:
             stage="example vectors",
             fingerprint=made_of,
             build=build,
-            context=context,
             inputs=[self.encoder.inputs],
         )
         self._vectors = np.asarray(read_array(folder / "vectors.npy"))
         return self._vectors
-
-    def nearest(self, queries: Sequence[Example], k: int, context: Context = ALONE) -> Candidates:
-        """Return each query's k nearest of the collection, (B, k), nearest first.
-
-        A query in the collection is its own nearest: `LeakGuard` excludes it.
-        """
-        vectors = self.vectors(context)
-        return nearest(
-            self.encoder.encode_examples(queries), [(np.arange(len(vectors)), vectors)], k
-        )

@@ -76,7 +76,6 @@ def test_each_is_a_point_of_a_grid(bench):
     points = {
         "halves": {"retriever": "toys:Stride", "stride": 2, "similarity": "toys:Halves"},
         "true": {"retriever": "stride", "stride": 2, "reranker": "monot5"},
-        "last": {"exemplars": "toys:LastFirst"},
     }
     points["true"] |= {"monot5": str(bench.t5), "same_train": True}  # for one table
     grid = {"base": base, "points": [{"name": n, **p} for n, p in points.items()], "seeds": [0]}

@@ -47,7 +47,7 @@ def over_corpus(
         fit_data=reference or FitData(),
     )
     encoder = PromptedEncoder(open_lm(str(lm), dtype), prompt)
-    return BankedReranker(encoder, request)
+    return BankedReranker(request, encoder)
 
 
 def of_pairs(name, options, corpus, root, device="cpu", **changes):

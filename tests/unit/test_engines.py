@@ -98,7 +98,7 @@ def open_at(corpus, tmp_path):
         how = {"similarity": "dot", **how}
         args = RerankArguments(lm=lm, bank_shard_rows=5, lm_dtype="float32", **how)
         how = {"corpus": corpus, "context": Context(artifacts=tmp_path)}
-        return BankedReranker.open(RerankRequest(args=args, prompt=prompt, **how))
+        return BankedReranker(RerankRequest(args=args, prompt=prompt, **how))
 
     return open_at
 

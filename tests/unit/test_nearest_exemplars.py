@@ -1,25 +1,16 @@
-"""Each query's own prefix: who stands in it, in which order, and who never does."""
+"""The nearest training examples of a query, by each metric."""
 
 from functools import partial
 
 import numpy as np
 import pytest
-from conftest import with_rerank
 
-from pgra.context import ALONE
 from pgra.encoders.encoder import Encoder
-from pgra.exemplars import VECTOR_METRICS, SelectionArguments
-from pgra.exemplars.selection import ExemplarPool, VectorSimilarity
-from pgra.exemplars.selector import NearestExemplars
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.stages import Stages
-from pgra.prompts import PromptFormat, PromptTemplate
+from pgra.exemplars import VECTOR_METRICS
+from pgra.exemplars.selection import VectorSimilarity
 from pgra.retrieval.neighbors import Neighbors
 from pgra.types import Example
 
-TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
-WORDS = {"negative": "terrible", "positive": "great"}
 TEXTS = [
     "A great film about the sea.",
     "A dull story of a town.",
@@ -63,31 +54,3 @@ def test_nearest_and_farthest_follow_the_definition(neighbors, metric):
     np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
     np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(far.scores, -np.sort(every)[:, :3], rtol=1e-4, atol=1e-5)
-
-
-def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
-    args = SelectionArguments(num_exemplars=5)
-    exemplars = NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
-    exemplars.look_up(NEW)
-    lm, bare = CausalLM(str(lm_dirs["gpt2"])), exemplars.prompt(())
-    whole = exemplars.encoder_for(PromptedEncoder(lm, bare), NEW[0])
-    assert len(whole.prompt.exemplar_ids) == 5
-    (asked,) = whole.tokenize([NEW[0].fields]).ids
-    less = PromptedEncoder(lm, bare, max_prompt_tokens=len(asked) - 1)
-    shorter = exemplars.encoder_for(less, NEW[0])
-    assert shorter.prompt.exemplar_ids == whole.prompt.exemplar_ids[:4]
-
-
-@pytest.mark.parametrize("name", ["knn", "test_selection:LastFirst"])
-def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
-    found = Stages.read(with_rerank(args, exemplars=name, exemplar_seed=5), ALONE)
-    assert found.prompt.prefix == ""
-    assert len(found.data.train) == len(Stages.read(args, ALONE).data.train) + 4  # none is left out
-    (query,) = found.data.test[:1]
-    found.search([query])
-    selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
-    pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
-    chosen = selection.selector(selection, pool, VectorSimilarity(found.exemplars.neighbors, "dot"))
-    rows = chosen.choose([query]).of(0)
-    assert list(found.exemplars.of(query)) == [found.data.train[row] for row in rows]
-    assert found.reranker.fingerprint["exemplars"] == name

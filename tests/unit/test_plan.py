@@ -21,7 +21,6 @@ WAYS = {
     "random": {"retriever": "random"},
     "exhaustive": {"retriever": "exhaustive"},
     "fitted": {"similarity": "whitened", "num_candidates": 2},
-    "a prefix a query": {"exemplars": "knn", "retriever": "random"},
     "cross-encoder": {"reranker": "cross-encoder"},
 }
 

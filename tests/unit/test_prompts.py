@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pgra.data.tasks import Task
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.selection import vote
-from pgra.exemplars.selector import build_prompt
+from pgra.exemplars.selector import build_prompt, pool_task
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import (
     FORMATS,
@@ -18,7 +18,6 @@ from pgra.prompts import (
     Verbalizer,
     answer_words,
     fit_prompts,
-    line_format,
     task_format,
 )
 from pgra.types import Example
@@ -69,7 +68,8 @@ def test_kates_prompts_are_those_of_its_table_11():
         "Sentence: Red apples. Label:"
     )
     asked = [Example("train-0", {"question": "who?"}, "Ada")]
-    written = line_format("Q: {question}\nA:", ["question"]).write(asked, {"question": "where?"})
+    task = pool_task(("question",), "answer", "Q: {question}\nA: {answer}")
+    written = task_format(task).write(asked, {"question": "where?"})
     assert written == "Q: who?\nA: Ada\n\nQ: where?\nA:"
 
 
@@ -125,7 +125,7 @@ def fit(write, wanted, window, counted=None):
 )
 def test_as_many_exemplars_are_kept_as_fit_and_the_query_is_whole(lengths, room):
     def write(query, count):
-        return ["e " * sum(lengths[query][:count]) + "the query"]
+        return "e " * sum(lengths[query][:count]) + "the query"
 
     wanted, counted = [len(own) for own in lengths], []
     if all(own and own[0] + 2 > room for own in lengths):
@@ -143,12 +143,12 @@ def test_as_many_exemplars_are_kept_as_fit_and_the_query_is_whole(lengths, room)
 
 def test_a_query_that_does_not_fit_is_named():
     def write(query, count):
-        return ["e e e " * count + ("the query" if query else "q"), "w " * 15]
+        return "e " * count + ("the query " if query else "q ") * 8
 
     counted = []
-    assert fit(write, (2, 2, 2), 99, counted).num_tokens.tolist() == [15, 15, 15]
-    assert len(counted) == 3  # two of the three queries are equal, and so is what all have
-    with pytest.raises(DataError, match="query a .*15"):
+    assert fit(write, (2, 2, 2), 99, counted).num_tokens.tolist() == [10, 18, 18]
+    assert len(counted) == 2  # two of the three queries are equal
+    with pytest.raises(DataError, match="query b .*16"):
         fit(write, (1, 1, 1), 17)
 
 
