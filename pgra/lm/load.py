@@ -46,6 +46,7 @@ _GPU_TIMES = 64
 _AFTER_PADDING = (
     "camembert",
     "data2vec-text",
+    "ibert",
     "longformer",
     "luke",
     "mpnet",
