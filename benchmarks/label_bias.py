@@ -34,7 +34,7 @@ from pgra.report.metrics import (
     sign_flip,
 )
 
-METHODS = ("FiD random", "FiD", "PGRA, dot", "PGRA", "Head alone")
+METHODS = ("FiD-random", "FiD", "PGRA-dot", "PGRA", "Head-alone")  # folders of two_cores
 RIVAL = "MiniLM and regression"
 Values = npt.NDArray[np.float64]
 
@@ -92,17 +92,17 @@ def uses_seed(seeds: Mapping[str, Path]) -> bool:
 
 def read_grids(folders: Sequence[Path]) -> dict[str, dict[str, Cell]]:
     """Return the cells of grids by task, then method; only seeds that all have."""
-    runs: dict[str, dict[str, dict[str, Path]]] = defaultdict(dict)
+    runs: dict[str, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))
     for grid in folders:
-        for point in json.loads((grid / "grid.json").read_text())["points"]:
-            seeds = {seed: grid / place for seed, place in point["seeds"].items()}
-            finished = {s: path for s, path in seeds.items() if (path / "metrics.json").is_file()}
-            runs[Path(point["task"]).stem][point["name"]] = finished
+        for path in sorted(grid.rglob("seed-*/metrics.json")):
+            run = path.parent
+            task = str(json.loads(path.read_text())["task"])
+            runs[task][run.parent.name][run.name] = run
     cells: dict[str, dict[str, Cell]] = {}
     for task, methods in runs.items():
         seeded = [{*seeds} for seeds in methods.values() if uses_seed(seeds)]
         shared = sorted(set.intersection(*seeded))
-        if not shared or not all(methods.values()):
+        if not shared or not {"T5", *METHODS} <= {*methods}:
             continue
         cells[task] = {}
         for name, seeds in methods.items():
