@@ -181,7 +181,7 @@ def write_aside(path: Path) -> Iterator[Path]:
     An ArtifactError if `path` is a link, a device or the like.
     """
     if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-        raise ArtifactError(f"{path} is no plain file: name a plain file or a new one")
+        raise ArtifactError(f"{path} is not a plain file: name one, or a new one")
     path.parent.mkdir(parents=True, exist_ok=True)
     # numpy and others append a suffix they miss, so the real one stays at the end.
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")

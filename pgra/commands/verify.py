@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
             ]
     where = ", ".join(args.folders)
     if not num_records:
-        raise ArtifactError(f"{where} has no checksums: give artifacts, runs, or what holds some")
+        raise ArtifactError(f"{where} has no checksums: name a folder of artifacts or runs")
     state = f"{len(damage)} files are damaged" if damage else "all as written"
     common.say("\n".join([f"{where}: {num_records} records of files, {state}", *damage]))
     return int(bool(damage))
