@@ -5,38 +5,37 @@
 
 Reads finished grids whose readers decide without the bias, and decides their texts once more with
 it. All numbers are percent right; differences are means over seeds and then tasks, paired by text,
-with a 95 % interval (bootstrap over texts) and the p of a sign flip. Beside them stands the
+with the interval and p that reports have (pgra/report/metrics.py). Beside them stands the
 simplest rival, which learns from the same examples: logistic regression on MiniLM's vectors. Run it
 where the grid ran.
 """
 
-import argparse
 import json
+from argparse import RawDescriptionHelpFormatter
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from measuring import write_figures
+from measuring import FlagParser, parse_flags, write_figures
 from sklearn.linear_model import LogisticRegression
 
 import pgra
+from pgra.arrays import Values
 from pgra.commands.common import say
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import load_any_task
+from pgra.errors import ConfigError
 from pgra.report.metrics import (
     Difference,
     average_differences,
     compare_means,
     interval_95,
-    sign_flip,
 )
 
 METHODS = ("FiD-random", "FiD", "PGRA-dot", "PGRA", "Head-alone")  # folders of two_cores
 RIVAL = "MiniLM and regression"
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,12 @@ def read_grids(folders: Sequence[Path]) -> dict[str, dict[str, Cell]]:
         for path in sorted(grid.rglob("seed-*/metrics.json")):
             run = path.parent
             task = str(json.loads(path.read_text())["task"])
-            runs[task][run.parent.name][run.name] = run
+            seeds = runs[task][run.parent.name]
+            if run.name in seeds:
+                raise ConfigError(
+                    f"{seeds[run.name]} and {run} are one cell: name one grid of them"
+                )
+            seeds[run.name] = run
     cells: dict[str, dict[str, Cell]] = {}
     for task, methods in runs.items():
         seeded = [{*seeds} for seeds in methods.values() if uses_seed(seeds)]
@@ -106,10 +110,10 @@ def read_grids(folders: Sequence[Path]) -> dict[str, dict[str, Cell]]:
             continue
         cells[task] = {}
         for name, seeds in methods.items():
-            folders = [seeds[seed] for seed in shared] if uses_seed(seeds) else [*seeds.values()]
-            both = np.array([read_run(path) for path in folders], np.float64)
+            cell = [seeds[seed] for seed in shared] if uses_seed(seeds) else [*seeds.values()]
+            both = np.array([read_run(path) for path in cell], np.float64)
             cells[task][name] = Cell(bias_in=both[:, 0], bias_out=both[:, 1])
-        by_vectors = decide_by_vectors(folders[0])
+        by_vectors = decide_by_vectors(cell[0])
         cells[task][RIVAL] = Cell(by_vectors, by_vectors)
     return cells
 
@@ -117,9 +121,8 @@ def read_grids(folders: Sequence[Path]) -> dict[str, dict[str, Cell]]:
 def show(difference: Difference) -> str:
     """Return a difference as a sentence of percent."""
     low, high = interval_95(difference.draws)
-    p = sign_flip(difference.parts) if difference.parts is not None else float("nan")
     mean = 100 * difference.difference
-    return f"{mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), p {p:.4f}"
+    return f"{mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), p {difference.p:.4f}"
 
 
 def gain(cells: Mapping[str, Mapping[str, Cell]], method: str, other: str, *, out: bool) -> str:
@@ -134,12 +137,10 @@ def gain(cells: Mapping[str, Mapping[str, Cell]], method: str, other: str, *, ou
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = FlagParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="what pgra ablate wrote")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    args = parser.parse_args()
+    args = parse_flags(parser)
     cells = read_grids(args.folders)
     figures: dict[str, float] = {}
     for task, methods in cells.items():

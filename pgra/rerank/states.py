@@ -31,7 +31,7 @@ from pgra.artifacts import (
 )
 from pgra.context import Context
 from pgra.data.read import fetch_folder, push_folder
-from pgra.errors import DamageError
+from pgra.errors import ArtifactError, DamageError
 from pgra.lm import as_state_lm
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
@@ -162,8 +162,9 @@ class PromptedModel(ABC):
     The LM is named there, not copied. The constructor takes a `PromptedFit` too.
     """
 
+    @abstractmethod
     def __init__(self, lm: Any) -> None:
-        del lm
+        """Take an LM, or what `save` left of a fit to one."""
 
     @abstractmethod
     def _fitted(self) -> PromptedFit:
@@ -186,6 +187,7 @@ class PromptedModel(ABC):
             folder / _RECORD_FILE,
             {
                 **fit.fields,
+                "class": type(self).__name__,
                 "arguments": arguments,
                 "prompt": asdict(fit.encoder.prompt),
                 "fingerprint": fit.encoder.fingerprint,
@@ -210,6 +212,10 @@ class PromptedModel(ABC):
         record = read_sealed(folder / _RECORD_FILE)
         for file, damage in find_damage(folder, record["files"]):
             raise DamageError(f"{folder / file} {damage}")
+        if record["class"] != cls.__name__:
+            raise ArtifactError(
+                f"{folder} has a {record['class']}: open it by pgra.{record['class']}.load"
+            )
         arguments = record["arguments"]
         if not isinstance(lm, StateLM):
             lm = as_state_lm(

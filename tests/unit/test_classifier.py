@@ -9,7 +9,7 @@ from small_reranking import TEMPLATE, TRAIN, WORDS, plain_lm
 import pgra
 from pgra.arrays import log_softmax
 from pgra.data.tasks import Task
-from pgra.errors import ConfigError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.rerank.head import affine, fit_head
 
 PAIRS = [(example.text, example.label) for example in TRAIN]
@@ -52,6 +52,8 @@ def test_a_saved_one_decides_alike(lm_dirs, tmp_path):
     again = pgra.Classifier.load(tmp_path, device="cpu")
     assert again.predict(["A great film."]) == ours.predict(["A great film."])
     assert (again.labels, again.accuracy) == (ours.labels, ours.accuracy)
+    with pytest.raises(ArtifactError, match="Classifier.load"):
+        pgra.Reranker.load(tmp_path, device="cpu")
 
 
 def test_without_a_task_the_labels_are_the_examples_as_they_were_given(lm_dirs, tmp_path):
