@@ -81,6 +81,10 @@ class StateArguments(LMArguments):
         "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
         "on), or a share of the depth such as 0.6.",
     )
+    lm_depths: list[float] = arg(
+        [0.5, 0.67, 0.77, 0.9, 1.0],
+        "Shares of the LM's depth whose states a head reads, in one pass; up to lm_layer.",
+    )
     chat_template: str = arg(
         "off",
         "Whether prompts are written in the LM's own chat template, without thinking: off; auto "

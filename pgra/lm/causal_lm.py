@@ -23,10 +23,13 @@ class CausalLM(TransformersLM):
     """A decoder-only LM of transformers: OPT, GPT-2, Llama, Qwen and similar."""
 
     def share_prefix(
-        self, ids: Sequence[int], probes: Callable[[], Sequence[Sequence[int]]]
+        self,
+        ids: Sequence[int],
+        probes: Callable[[], Sequence[Sequence[int]]],
+        layers: Sequence[int] = (),
     ) -> BeginStates:
         """Return a function that starts to read prompts; those that begin with `ids` share it."""
-        return SharedPrefix(self, ids, probes).begin
+        return SharedPrefix(self, ids, probes, layers).begin
 
     def states(self, prompts: Sequence[Tokens], *, advance: Advance = int) -> Scores:
         """Return the state at the last token of each prompt, (n, H) float32; errors of `model`."""

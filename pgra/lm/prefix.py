@@ -25,7 +25,7 @@ from pgra.lm.batching import begin_fetch
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.lm.state_lm import BeginStates, StateLM
-from pgra.lm.transformers_lm import TransformersLM, states_at
+from pgra.lm.transformers_lm import TransformersLM
 from pgra.progress import Bar
 from pgra.prompts import FewShotPrompt
 from pgra.types import Example, Json
@@ -48,10 +48,15 @@ class SharedPrefix:
         lm: TransformersLM,
         ids: Sequence[int],
         probes: Callable[[], Sequence[Sequence[int]]],
+        layers: Sequence[int] = (),
     ) -> None:
-        """Take the shared tokens, perhaps none; `probes` gives prompts to compare ways on."""
+        """Take the shared tokens, perhaps none; `probes` gives prompts to compare ways on.
+
+        The states of `layers` are read with the last one's.
+        """
         self.lm = lm
         self.ids = list(ids)
+        self.layers = layers
         self._probes = probes
         self._back_off = lm.back_off(batch_budget(lm.args.lm_batch_tokens, lm.device))
 
@@ -89,7 +94,7 @@ class SharedPrefix:
 
         def run(rows: Sequence[int]) -> Tensor:
             if not shared:
-                return self.lm.states_of([prompts[row] for row in rows])
+                return self.lm.states_of([prompts[row] for row in rows], self.layers)
             return self.run([prompts[row][shared:] for row in rows], self.find_way())
 
         lengths = [len(prompts[row]) - shared for row in group]
@@ -139,29 +144,30 @@ class SharedPrefix:
                 positions = positions[mask][None]
                 ends = lengths.cumsum(0) - 1
             with kernels.attending(lm.model, kernels.NAME, kernels.attend):
-                hidden = lm.forward(
+                return lm.read(
                     ids,
                     positions,
+                    ends,
+                    self.layers,
                     # Any mask of four axes keeps transformers from making one; nothing reads it.
                     attention_mask=torch.zeros(1, 1, 1, 1, dtype=lm.dtype, device=lm.device),
                     cascade=kernels.Cascade(prefix, spans),
                     use_cache=False,
                 )
-        else:
-            # The cache holds the prefix once for all rows: it is copied once, when the LM adds a
-            # batch's keys, and freed with the batch. There is no mask: padding comes last, and an
-            # LM looks at no later token.
-            cache = stock_cache(self._prefix, len(ids))
-            hidden = lm.forward(ids, positions, past_key_values=cache, use_cache=True)
-        return states_at(hidden, batching.send(ends, lm.device))
+        # The cache holds the prefix once for all rows: it is copied once, when the LM adds a
+        # batch's keys, and freed with the batch. There is no mask: padding comes last, and an LM
+        # looks at no later token.
+        cache = stock_cache(self._prefix, len(ids))
+        return lm.read(ids, positions, ends, self.layers, past_key_values=cache, use_cache=True)
 
     def find_fault(self, way: str, prompts: Sequence[Sequence[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
-        truth = self.lm.states_of(prompts)  # outside: that it does not fit is not a way's fault
+        # Outside: that it does not fit is not a way's fault.
+        truth = self.lm.states_of(prompts, self.layers)
         texts = [ids[len(self.ids) :] for ids in prompts]
         noise = 0.0
         if self.lm.dtype != torch.float32:  # how far states lie apart that are read otherwise
-            alone = torch.cat([self.lm.states_of([ids]) for ids in prompts])
+            alone = torch.cat([self.lm.states_of([ids], self.layers) for ids in prompts])
             noise = float(torch.linalg.vector_norm(alone.float() - truth.float(), dim=1).max())
         return kernels.find_fault(
             lambda: self.run(texts, way), truth, dtype=self.lm.dtype, noise=noise
@@ -178,6 +184,23 @@ class SharedPrefix:
     @cached_property
     def _prepared_prefix(self) -> list[tuple[Tensor, Tensor]]:
         return kernels.prepare_prefix(self._prefix, self.lm.config.num_attention_heads)
+
+
+@dataclass(frozen=True)
+class StateColumns:
+    """How the columns of texts' states, (n, W), are divided into blocks.
+
+    Attributes:
+        widths: Columns of each block: of the LM's depths, the last at the end, then perhaps of an
+            encoder's vectors.
+        has_encoder: Whether the last block is the encoder's.
+        words: What gives the logits of the label words for the LM's last state, (C, H + 1); None
+            where the LM has no opinion.
+    """
+
+    widths: Sequence[int]
+    has_encoder: bool = False
+    words: Vectors | None = None
 
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
@@ -201,6 +224,7 @@ class PromptedEncoder:
         max_prompt_tokens: Longest prompt; None is the LM's window.
         chat: How prompts are written as a chat; of `pgra.prompts.CHATS`.
         num_cut: Texts that were cut so far.
+        layers: Those whose states are read before the last one's, in one pass.
     """
 
     def __init__(
@@ -210,8 +234,12 @@ class PromptedEncoder:
         *,
         max_prompt_tokens: int | None = None,
         chat: str = "off",
+        depths: Sequence[float] = (),
     ) -> None:
         """Put an LM under a prompt; nothing is read yet.
+
+        A state is the last layer's, after those at shares of the LM's depth, as far as it gives
+        them.
 
         Raises:
             ConfigError: If the prefix leaves no room for a text.
@@ -220,12 +248,19 @@ class PromptedEncoder:
         self.max_prompt_tokens = max_prompt_tokens
         self.chat = chat
         self.num_cut = 0
+        self.layers = lm.layers_at(depths)
         style = lm.chat(chat)
         self.prompt = prompt if style is None else prompt.as_chat(*style)
         self._check_room()
 
     @classmethod
-    def open(cls, args: StateArguments, prompt: FewShotPrompt, device: str) -> Self:
+    def open(
+        cls,
+        args: StateArguments,
+        prompt: FewShotPrompt,
+        device: str,
+        depths: Sequence[float] = (),
+    ) -> Self:
         """Open an LM under a prompt; its weights are loaded when they are first needed.
 
         Raises:
@@ -237,6 +272,7 @@ class PromptedEncoder:
             prompt,
             max_prompt_tokens=args.max_prompt_tokens,
             chat=args.chat_template,
+            depths=depths,
         )
 
     def release(self) -> None:
@@ -247,12 +283,18 @@ class PromptedEncoder:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that a state depends on, besides the text."""
-        return {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
+        fields = {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
+        return {**fields, "lm_layers": self.layers} if self.layers else fields
 
     @property
     def limit(self) -> int:
         """Most tokens of a prompt."""
         return min(self.max_prompt_tokens or self.lm.window, self.lm.window)
+
+    @cached_property
+    def width(self) -> int:
+        """W, the columns of a state."""
+        return self.encode([_PROBES[1]]).shape[1] if self.layers else self.lm.width
 
     @cached_property
     def _prefix_ids(self) -> list[int]:
@@ -306,6 +348,18 @@ class PromptedEncoder:
             states: Vectors = self.begin(prompts, bar.update)().float().numpy()
         return states
 
+    def columns(self, words: Sequence[str]) -> StateColumns:
+        """Return how states are divided into blocks, and what gives the logits of label words.
+
+        Raises:
+            ModelError: If the tokenizer joins a word to the prompt before it.
+        """
+        (probe,) = self._passages([_PROBES[1]])
+        _, ids = self.lm.split_words(self.prompt.write(probe), [f" {word}" for word in words])
+        last = self.lm.width
+        inner = [(self.width - last) // len(self.layers) for _ in self.layers]
+        return StateColumns([*inner, last], words=self.lm.word_rows(ids))
+
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> TokenizedPrompts:
         """Write and tokenise prompts; the LM is not used, so another thread may do it ahead."""
         ids = self._tokenize(fields)
@@ -323,7 +377,7 @@ class PromptedEncoder:
         wait = self._begin(prompts.ids, advance)
 
         def finish() -> Tensor:
-            states = wait()
+            states = wait() if prompts.ids else torch.empty(0, self.width, dtype=self.lm.dtype)
             broken = torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist()
             if broken:
                 text = " ".join(prompts.fields[broken[0]].values())
@@ -335,7 +389,7 @@ class PromptedEncoder:
 
     @cached_property
     def _begin(self) -> BeginStates:
-        return self.lm.share_prefix(self.shared_ids, self._write_probes)
+        return self.lm.share_prefix(self.shared_ids, self._write_probes, self.layers)
 
     def _write_probes(self) -> list[list[int]]:
         num_cut = self.num_cut

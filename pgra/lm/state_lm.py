@@ -9,7 +9,7 @@ import jinja2
 import torch
 from torch import Tensor
 
-from pgra.arrays import Scores
+from pgra.arrays import Scores, Vectors
 from pgra.errors import ConfigError, ModelError, show
 from pgra.lm.base import Advance, LanguageModel, LMArguments
 from pgra.lm.load import ModelSource
@@ -78,11 +78,12 @@ class StateLM(LanguageModel):
         self,
         ids: Sequence[int],  # noqa: ARG002 (of LMs that share it)
         probes: Callable[[], Sequence[Sequence[int]]],  # noqa: ARG002
+        layers: Sequence[int] = (),  # noqa: ARG002
     ) -> BeginStates:
         """Return a function that starts to read prompts, most of which begin with `ids`.
 
         It returns a function that waits for their states. `probes` gives a few such prompts, to
-        try a faster way on. By default nothing is shared.
+        try a faster way on. By default nothing is shared. `layers` are of `layers_at`.
         """
 
         def begin(prompts: Sequence[Sequence[int]], advance: Advance) -> Callable[[], Tensor]:
@@ -90,6 +91,14 @@ class StateLM(LanguageModel):
             return lambda: states
 
         return begin
+
+    def layers_at(self, depths: Sequence[float]) -> list[int]:  # noqa: ARG002
+        """Return the layers before the last, at shares of the depth, that it gives states of."""
+        return []
+
+    def word_rows(self, words: Sequence[Sequence[int]]) -> Vectors | None:  # noqa: ARG002
+        """Return what gives each word's logit for a state, (C, H + 1); None if it has no such."""
+        return None
 
     def check_kept(self, prompts: Sequence[Sequence[int]], states: Scores) -> None:
         """Raise a ModelError if an LM that may have changed no longer gives stored states."""
@@ -158,14 +167,14 @@ class StateLM(LanguageModel):
         word_ids = []
         longest = 0
         for prompt in prompts:
-            ids, after = self._split_words(prompt, words)
+            ids, after = self.split_words(prompt, words)
             prompt_ids.append(ids)
             word_ids.append(after)
             longest = max([longest, *map(len, after)])
         self._check_prompts(prompts, prompt_ids, longest)
         return self.scores(prompt_ids, word_ids, advance=advance)
 
-    def _split_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    def split_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Return the token ids of a prompt and of each word."""
         ids, *joint = self.tokenize_inputs([prompt, *(prompt + word for word in words)])
         for word, both in zip(words, joint, strict=True):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from pgra.arrays import Vectors
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
 from pgra.lm.base import LMArguments
@@ -68,6 +70,7 @@ class TransformersLM(StateLM):
             ValueError: If `lm` is none of these, or a loaded model has no tokenizer.
         """
         self.way: str | None = None
+        self._reads_layers = False
         self._loaded: Any = None if isinstance(lm, str | Path) else lm
         name = str(lm)
         if self._loaded is not None:
@@ -92,6 +95,7 @@ class TransformersLM(StateLM):
             raise ModelError(
                 f"'{name}' is an encoder-decoder, not a causal LM: give a GPT, Llama, ..."
             )
+        self._depth = int(self.config.num_hidden_layers)
         self.layer = load.cut_layers(self.config, layer, name)
         if tokenizer is None:
             tokenizer = load.load_tokenizer(self.source, self.config)
@@ -144,12 +148,13 @@ class TransformersLM(StateLM):
     def model(self) -> Any:
         """The base model, loaded on first use, in evaluation mode.
 
-        Its head is loaded with it only where words were scored or written before.
+        Its head is loaded with it only where words were scored or written before, or several
+        layers are read, beside whose states the head's opinion stands.
 
         Raises:
             ModelError: If it cannot be loaded, does not fit, or is not causal.
         """
-        if "whole" in vars(self):
+        if "whole" in vars(self) or (self._reads_layers and self._loaded is None):
             model = self.whole.base_model
         elif self._loaded is not None:
             model = self._loaded.base_model
@@ -208,6 +213,29 @@ class TransformersLM(StateLM):
         fields = dict(load.model_fields(self.source, self.dtype))
         return fields if self.layer is None else {**fields, "lm_layer": self.layer}
 
+    def layers_at(self, depths: Sequence[float]) -> list[int]:
+        """Return the layers, rising, at shares of the depth, but for the last and later ones."""
+        self._reads_layers |= len(depths) > 0
+        last = self.layer or self._depth
+        layers = {max(1, math.floor(self._depth * depth + 0.5)) for depth in depths}
+        return sorted(layer for layer in layers if layer < last)
+
+    def word_rows(self, words: Sequence[Sequence[int]]) -> Vectors | None:
+        """Return what gives each word's mean logit over its tokens for a state, (C, H + 1).
+
+        The last column is added. None where the LM has no head.
+        """
+        if self._loaded is not None and self._loaded.get_output_embeddings() is None:
+            return None
+        head = self.whole.get_output_embeddings()
+        rows = []
+        for word in words:
+            weights = head.weight[list(word)].float()
+            bias = torch.zeros(len(word), 1) if head.bias is None else head.bias[list(word), None]
+            rows.append(torch.cat([weights.cpu(), bias.float().cpu()], dim=1).mean(dim=0))
+        stacked: Vectors = torch.stack(rows).numpy()
+        return stacked
+
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that would open an LM like this one."""
         layer = "last" if self.layer is None else str(self.layer)
@@ -225,21 +253,46 @@ class TransformersLM(StateLM):
         return hidden
 
     @torch.inference_mode()
-    def states_of(self, batch: Sequence[Sequence[int]]) -> Tensor:
+    def read(
+        self, ids: Tensor, positions: Tensor, ends: Tensor, layers: Sequence[int], **inputs: Any
+    ) -> Tensor:
+        """Run tokens (R, T), on the host; return the states at some of the R * T `ends`, (n, W).
+
+        Before the last state stand those of `layers`, each of mean 0 and variance 1 over its
+        columns: what the LM's final norm does, but for factors that a head learns anyway.
+        """
+        output = self.model(
+            input_ids=send(ids, self.device),
+            position_ids=send(positions, self.device),
+            output_hidden_states=len(layers) > 0,
+            **inputs,
+        )
+        last = output.last_hidden_state
+        ends = send(ends, last.device)
+        blocks = []
+        for layer in layers:
+            states = states_at(output.hidden_states[layer], ends).float()
+            normed = torch.nn.functional.layer_norm(states, states.shape[1:])
+            blocks.append(normed.to(device=last.device, dtype=last.dtype))
+        return torch.cat([*blocks, states_at(last, ends)], dim=1)
+
+    @torch.inference_mode()
+    def states_of(self, batch: Sequence[Sequence[int]], layers: Sequence[int] = ()) -> Tensor:
         """Return the state at each input's last token, (n, H) in the LM's dtype, on its device.
 
         A state is the output of `layer` after the final norm. Inputs are token ids, none empty.
+        With `layers` it is (n, W), as of `read`.
         """
         ids, mask = pad(batch)
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
-        with self.busy:
-            positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
-            hidden = self.forward(
-                ids, positions, attention_mask=send(mask.long(), self.device), use_cache=False
-            )
+        positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
         ends = torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1
-        return states_at(hidden, send(ends, hidden.device))
+        with self.busy:
+            mask = send(mask.long(), self.device)
+            return self.read(
+                ids, positions, ends, layers, attention_mask=mask, use_cache=False
+            )
 
     def _check_causal(self, model: Any) -> None:
         ids = torch.tensor([self.tokenize(["The answer is a question of time"])[0]])

@@ -27,14 +27,14 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from pgra.arrays import Rows, Vectors, log_softmax
+from pgra.arrays import Rows, Vectors
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.errors import ConfigError
-from pgra.prompts import PromptTemplate
+from pgra.lm.prefix import PromptedEncoder, StateColumns
 from pgra.rerank.arguments import AUTO, FitData
 from pgra.rerank.bank import Bank, query_key, query_keys
-from pgra.rerank.head import check_labels, column_stats, fit_labels, head_logits
+from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax
 from pgra.types import MISSING_ROW, Example, Json
 
 
@@ -49,13 +49,15 @@ def unit(values: Vectors) -> Vectors:
 class Sample:
     """What a similarity is fitted to: states of drawn passages (n, H) and training queries (m, H).
 
-    `examples` are these queries, their keys rising; `settings` the result of `Similarity.settings`.
+    `examples` are these queries, their keys rising; `settings` the result of `Similarity.settings`;
+    `columns` are the states', for those that read several depths.
     """
 
     passages: Vectors
     queries: Vectors
     examples: Sequence[Example]
     settings: Mapping[str, Any]
+    columns: StateColumns | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +68,13 @@ class Similarity:
         is_fitted: Whether `fit` measures a draw of passages and training queries.
         learns_labels: Whether a fitted one learns the labels of training queries.
         content_free: Texts that it measures instead.
+        reads_depths: Whether states are those of several depths, side by side.
     """
 
     is_fitted: ClassVar[bool] = False
     learns_labels: ClassVar[bool] = True
     content_free: ClassVar[Sequence[str]] = ()
+    reads_depths: ClassVar[bool] = False
 
     @classmethod
     def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:
@@ -162,74 +166,59 @@ class Calibrated(Similarity):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelHead(Similarity):
-    """The probability that query and passage have one label, by a head fitted to training examples.
+class LabelHead(LabelModel, Similarity):
+    """The probability that query and passage have one label, as `LabelModel` gives it.
 
         score(x, e) = sum_y p_x(y) q_e(y)
-        p_x = softmax(l(x))                              the head's probabilities for a query
+        p_x = softmax(l(x))                              the probabilities for a query
         q_e = softmax(l(e) - mean of l over passages)    for a passage, whatever the corpus leans to
 
-    The head is a probe of the LM's prompted states (Cho et al. 2023, "Prompt-Augmented Linear
-    Probing", arXiv 2212.10873). A query that it was fitted to is scored by the head of the folds
-    without it: a reader would else be trained on evidence better than it gets later.
+    A query that heads were fitted to is scored by those of the folds without it: a reader would
+    else be trained on evidence better than it gets later.
 
-    Fields as of `pgra.rerank.head.Head`; `keys`, rising, are those of the m queries, `prior` has
-    the mean logits over passages, (C,).
+    Fields as of `LabelModel`; `keys`, rising, are those of the m queries, `folds` theirs, and
+    `mean` has the mean scores over passages, (C,).
     """
 
-    stats: Vectors
-    weights: Vectors
-    fold_weights: Vectors
     folds: npt.NDArray[np.intp]
     keys: Rows
-    prior: Vectors
+    mean: Vectors
 
     is_fitted = True
+    reads_depths = True
 
     @classmethod
     def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:
-        """Return the labels, and a digest of those of the examples."""
-        labels = list(data.words)
-        if not labels:
+        """Return the labels with their words, and a digest of those of the examples."""
+        if not data.words:
             raise ConfigError(
                 "similarity 'head' learns labels, and this task has none: use whitened_cosine"
             )
-        check_labels(labels, examples)
         truth = [example.label for example in examples]
-        return {"similarity_fit": {"labels": labels, "of_queries": digest(truth)}}
+        return {"similarity_fit": {"labels": dict(data.words), "of_queries": digest(truth)}}
 
     @classmethod
     def fit(cls, sample: Sample) -> Self:
-        """Fit the head to the queries' labels, and its mean logits to the passages."""
-        labels = sample.settings["similarity_fit"]["labels"]
-        head = fit_labels(sample.queries, sample.examples, labels)
-        logits = head_logits(sample.passages, head.stats, head.weights)
+        """Fit heads and opinion to the queries' labels, and the mean scores to the passages."""
+        labels = list(sample.settings["similarity_fit"]["labels"])
+        assert sample.columns is not None
+        fit = fit_labels(sample.queries, sample.columns, sample.examples, labels)
         return cls(
-            stats=head.stats,
-            weights=head.weights,
-            fold_weights=head.fold_weights,
-            folds=head.folds,
+            **vars(fit.model),
+            folds=fit.folds,
             keys=query_keys(sample.examples),
-            prior=logits.mean(axis=0, dtype=np.float64).astype(np.float32),
+            mean=fit.model.score(sample.passages).mean(axis=0),
         )
 
     def of_passages(self, states: Vectors) -> Vectors:
         """Return q_e."""
-        return _softmax(head_logits(states, self.stats, self.weights) - self.prior)
+        return softmax(self.score(states) - self.mean)
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:
-        """Return p_x, by the head that has not seen the query."""
-        logits = head_logits(states, self.stats, self.weights)
+        """Return p_x, by the heads that have not seen the query."""
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        folds = np.where(self.keys[at] == keys, self.folds[at], -1)
-        for fold, weights in enumerate(self.fold_weights):
-            logits[folds == fold] = head_logits(states[folds == fold], self.stats, weights)
-        return _softmax(logits)
-
-
-def _softmax(logits: Vectors) -> Vectors:
-    chances: Vectors = np.exp(log_softmax(logits))
-    return chances
+        folds = np.where(self.keys[at] == keys, self.folds[at], self.num_folds)
+        return softmax(self.score(states, folds))
 
 
 SIMILARITIES = {
@@ -282,7 +271,7 @@ class Fitting:
         self,
         name: str,
         data: FitData,
-        template: PromptTemplate,
+        encoder: PromptedEncoder,
         *,
         num_rows: int,
         bank_fields: Mapping[str, Json] | None = None,
@@ -291,18 +280,20 @@ class Fitting:
     ) -> None:
         """Draw, and refuse what cannot be fitted.
 
-        `template` shows texts without content, `num_rows` is the size of the corpus, `bank_fields`
-        what passages' states depend on, `root` and `kind` say where `artifact_dir` puts the fit;
+        `encoder` gives the states, `num_rows` is the size of the corpus, `bank_fields` what
+        passages' states depend on, `root` and `kind` say where `artifact_dir` puts the fit;
         None: it stays in memory.
 
         Raises:
             ConfigError: If the name is unknown, or texts are too few.
         """
         self.name = name
+        self._encoder = encoder
         self._class = find_similarity(name)
         self._run_file = None if data.folder is None else data.folder / FIT_FILE
         if texts := self._class.content_free:
-            data = replace(data, queries=[Example("", template.passage_fields(t)) for t in texts])
+            show = encoder.prompt.template.passage_fields
+            data = replace(data, queries=[Example("", show(text)) for text in texts])
             num_rows = 0
         self._num_rows = num_rows
         self._queries: dict[int, Example] = {}
@@ -365,12 +356,17 @@ class Fitting:
 
     def fit_states(self, passages: Vectors, queries: Vectors) -> Similarity:
         """Return the fit to the states of `rows` and `queries`, (n, H) and (m, H)."""
+        columns = None
+        if self._class.reads_depths:
+            words = self._settings["similarity_fit"]["labels"]
+            columns = self._encoder.columns(list(words.values()))
         return self._class.fit(
             Sample(
                 passages=passages,
                 queries=queries,
                 examples=list(self._queries.values()),
                 settings=self._settings,
+                columns=columns,
             )
         )
 

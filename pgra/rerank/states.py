@@ -50,6 +50,13 @@ _MOST_NUMBERS = 1 << 28  # of states in memory, a gigabyte
 _RECORD_FILE = "prompted.json"
 
 
+def choose_for_texts(similarity: str, data: FitData) -> str:
+    """Return what `auto` stands for where texts come with the query: head, or else calibrated."""
+    if similarity != AUTO:
+        return similarity
+    return "head" if choose_similarity(data) == "head" else "calibrated"
+
+
 class StateRanker:
     """Scores texts by the similarity of their prompted states to a query's.
 
@@ -64,17 +71,12 @@ class StateRanker:
     """
 
     def __init__(self, encoder: PromptedEncoder, similarity: str, data: FitData) -> None:
-        """Choose a similarity for `auto`: head, or else calibrated."""
+        """Take an encoder of what the similarity, of `choose_for_texts`, reads."""
         self.encoder = encoder
         self.data = data
-        self._fits_itself = similarity == AUTO
-        if similarity == AUTO:
-            similarity = choose_similarity(data)
-            if similarity != "head":
-                similarity = "calibrated"
-        self.similarity = similarity
-        cls = find_similarity(similarity)
-        self._fits_itself |= bool(cls.content_free)
+        self.similarity = choose_for_texts(similarity, data)
+        cls = find_similarity(self.similarity)
+        self._fits_itself = similarity == AUTO or bool(cls.content_free)
         self.fitted: Similarity | None = None if cls.is_fitted else cls()
         self._states: dict[int, Vectors] = {}
 
@@ -90,8 +92,7 @@ class StateRanker:
             ConfigError: If there are too few of either, or a label has no example.
         """
         data = self.data if queries is None else replace(self.data, queries=queries)
-        template = self.encoder.prompt.template
-        fitting = Fitting(self.similarity, data, template, num_rows=len(texts))
+        fitting = Fitting(self.similarity, data, self.encoder, num_rows=len(texts))
         drawn = [texts[row] for row in fitting.rows().tolist()]
         passages = self._read_passages(drawn)
         self.fitted = fitting.fit_states(passages, self._read(fitting.queries()))
@@ -131,7 +132,7 @@ class StateRanker:
         encoder = self.encoder
         keys = query_keys(examples).tolist()
         with encoder.lm.busy:  # of several threads one at a time
-            if len(self._states) * encoder.lm.width > _MOST_NUMBERS:
+            if sum(map(len, self._states.values())) > _MOST_NUMBERS:
                 self._states.clear()
             pairs = zip(keys, examples, strict=True)
             new = {key: example for key, example in pairs if key not in self._states}
@@ -143,8 +144,9 @@ class StateRanker:
                         "%d texts were cut to %d tokens of a prompt", num_cut, encoder.limit
                     )
                 self._states.update(zip(new, states, strict=True))
-            states = np.array([self._states[key] for key in keys], np.float32)
-            return states.reshape(len(keys), encoder.lm.width)
+            if not keys:
+                return np.empty((0, encoder.width), np.float32)
+            return np.array([self._states[key] for key in keys], np.float32)
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,8 @@ class BankedReranker(ScoringReranker):
         """
         args = request.args
         if encoder is None:
-            encoder = PromptedEncoder.open(args, request.prompt, request.context.device)
+            depths = args.lm_depths if find_similarity(args.similarity).reads_depths else ()
+            encoder = PromptedEncoder.open(args, request.prompt, request.context.device, depths)
         self.encoder = encoder
         self.counter = encoder
         self.topic_weight = args.topic_weight or 0.0
@@ -336,7 +339,7 @@ class BankedReranker(ScoringReranker):
         self.fitting = Fitting(
             args.similarity,
             request.fit_data,
-            encoder.prompt.template,
+            encoder,
             num_rows=len(self.corpus),
             bank_fields={**fields, "reranker": "prompted"},
             root=self.context.artifacts / "similarities",
