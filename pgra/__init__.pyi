@@ -6,7 +6,7 @@ from pgra.errors import PgraError
 from pgra.exemplars.selector import ExemplarSelector
 from pgra.lm.causal_lm import CausalLM
 from pgra.memory.memory import Memory
-from pgra.methods.head import Classifier
+from pgra.methods.classifier import Classifier
 from pgra.reader.record import Reader
 from pgra.report.results import Answer
 from pgra.rerank.base import BaseReranker, RerankRequest

@@ -109,15 +109,19 @@ def search(index: "Index", body: SearchBody) -> Mapping[str, Any]:
 
 def classify(run: "Run | None", lm: Any, body: ClassifyBody) -> Mapping[str, Any]:
     """Decide texts by the run; or by an LM's head, learnt from the request's examples."""
-    from pgra.methods.head import Classifier
+    from pgra.methods.classifier import Classifier
 
-    decider: Any = run
+    texts = list(body.inputs)
+    answers: Sequence[Any]
     if body.examples and lm is not None:
         decider = Classifier(lm, [(example.text, example.label) for example in body.examples])
+        answers = decider.decide(texts)
     elif body.examples or run is None:
         raise ConfigError("examples need a server with --lm, and texts without them one with --run")
+    else:
+        answers = run.predict(texts)
     decisions: list[dict[str, Any]] = []
-    for text, answer in zip(body.inputs, decider.predict(list(body.inputs)), strict=True):
+    for text, answer in zip(texts, answers, strict=True):
         labels = {label: {"confidence": score} for label, score in answer.scores.items()}
         decisions.append(
             {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -233,6 +233,10 @@ class Encoder:
         advice = f"{self.device}: lower max_encoder_tokens, or choose a smaller encoder"
         times = 1 if self.device.type == "cpu" else _GPU_TIMES
         self._back_off = BackOff(times * args.encoder_batch_tokens, advice)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return itself: nothing changes an encoder."""
+        return self
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:

@@ -14,6 +14,9 @@ from pgra.prompts import CHATS
 from pgra.types import Json
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+# Shares of the depth whose states a head reads: the mean of their heads is better than the last
+# layer's, and than any one that held-out examples choose (docs/worth.md).
+DEPTHS = (0.5, 0.67, 0.77, 0.9, 1.0)
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
 
@@ -82,7 +85,7 @@ class StateArguments(LMArguments):
         "on), or a share of the depth such as 0.6.",
     )
     lm_depths: list[float] = arg(
-        [0.5, 0.67, 0.77, 0.9, 1.0],
+        list(DEPTHS),
         "Shares of the LM's depth whose states a head reads, in one pass; up to lm_layer.",
     )
     chat_template: str = arg(

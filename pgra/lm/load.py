@@ -347,6 +347,14 @@ def load_config(source: ModelSource) -> Any:
     return load_by(AutoConfig.from_pretrained, source)
 
 
+def is_encoder(name: str) -> bool:
+    """Whether a name's model reads in both directions and writes no words, as BERT."""
+    config = load_config(find_model(name))
+    architecture = str((getattr(config, "architectures", None) or [""])[0])
+    writes = architecture.endswith(("CausalLM", "LMHeadModel"))
+    return getattr(config, "is_decoder", None) is False and not writes
+
+
 def cut_layers(config: Any, layer: str, name: str) -> int | None:
     """End a configuration with an earlier layer, in place: later ones are neither loaded nor run.
 

@@ -204,6 +204,7 @@ class StateColumns:
 
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
+_MOST_PROBES = 3
 _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
 
 
@@ -410,3 +411,16 @@ class PromptedEncoder:
                 f"{', '.join(fields)} do not fit in {self.limit} tokens, even truncated"
             )
         return {**fields, name: fields[name][:longest]}
+
+
+def read_once(encoders: Sequence[PromptedEncoder], fields: Mapping[str, str]) -> Vectors:
+    """Read one text under several prompts of one LM, (n, W): what they begin with runs once.
+
+    So a long text is read once for all questions that follow it.
+    """
+    lm = encoders[0].lm
+    prompts = [encoder.tokenize([fields]).ids[0] for encoder in encoders]
+    shared = batching.share_tokens(prompts)
+    begin = lm.share_prefix(shared, lambda: prompts[:_MOST_PROBES], encoders[0].layers)
+    states: Vectors = begin(prompts, int)().float().numpy()
+    return states

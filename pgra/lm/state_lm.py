@@ -50,6 +50,10 @@ class StateLM(LanguageModel):
         self.dtype = torch.float32
         self.busy = Turn()
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return itself: nothing changes an LM."""
+        return self
+
     @classmethod
     def _open(cls, args: LMArguments, device: str) -> Self:
         return cls(args, device=device)

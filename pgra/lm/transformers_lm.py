@@ -233,7 +233,7 @@ class TransformersLM(StateLM):
             weights = head.weight[list(word)].float()
             bias = torch.zeros(len(word), 1) if head.bias is None else head.bias[list(word), None]
             rows.append(torch.cat([weights.cpu(), bias.float().cpu()], dim=1).mean(dim=0))
-        stacked: Vectors = torch.stack(rows).numpy()
+        stacked: Vectors = torch.stack(rows).detach().numpy()
         return stacked
 
     def arguments(self) -> dict[str, Any]:
@@ -290,9 +290,7 @@ class TransformersLM(StateLM):
         ends = torch.arange(len(ids)) * ids.shape[1] + mask.sum(1) - 1
         with self.busy:
             mask = send(mask.long(), self.device)
-            return self.read(
-                ids, positions, ends, layers, attention_mask=mask, use_cache=False
-            )
+            return self.read(ids, positions, ends, layers, attention_mask=mask, use_cache=False)
 
     def _check_causal(self, model: Any) -> None:
         ids = torch.tensor([self.tokenize(["The answer is a question of time"])[0]])

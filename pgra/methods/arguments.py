@@ -16,7 +16,7 @@ from pgra.lm.base import CompleterArguments
 from pgra.prompts import CHATS, FORMATS
 from pgra.reader.arguments import LabelBiasArguments, ReaderArguments, TrainingArguments
 from pgra.rerank import RERANKERS
-from pgra.rerank.arguments import DrawnArguments, RerankArguments
+from pgra.rerank.arguments import HeadArguments, RerankArguments
 from pgra.retrieval.arguments import RETRIEVERS, RetrieverArguments
 
 
@@ -201,7 +201,7 @@ METHODS: Mapping[str, MethodEntry] = {
         {"num_evidence": 0, "reranker": "none"},
     ),
     "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**STAGES, "reader": RalmArguments}),
-    "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": DrawnArguments}),
+    "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": HeadArguments}),
     "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", STAGES, {"num_evidence": 0}),
     "icl": MethodEntry("pgra.methods.kate:Icl", {**_KATE, "selection": IclSelectionArguments}),
     "kate": MethodEntry("pgra.methods.kate:Kate", _KATE),

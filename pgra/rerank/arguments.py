@@ -44,6 +44,17 @@ class DrawnArguments(StateArguments):
 
 
 @dataclass(kw_only=True)
+class HeadArguments(DrawnArguments):
+    """What else heads learn from."""
+
+    head_encoder: str = arg(
+        "auto",
+        "Text encoder on whose vectors a head decides too, for topics and for languages that the "
+        "LM does not know: hub id, folder or bundled:NAME; none; auto: MiniLM, if it is at hand.",
+    )
+
+
+@dataclass(kw_only=True)
 class RerankArguments(DrawnArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 

@@ -12,7 +12,6 @@ the task's prompt like this. The opinion less its mean over unlabelled texts is 
 the biases are fitted to what the heads say of examples that they have not seen.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,17 +20,17 @@ import numpy.typing as npt
 
 from pgra.arrays import Scores, Vectors, log_softmax
 from pgra.data.text import copy_key
+from pgra.errors import ConfigError
 from pgra.lm.prefix import StateColumns
 from pgra.types import Example
-
-logger = logging.getLogger(__name__)
 
 Doubles = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.intp]
 
 _FOLDS = 5
 _LEAST_TEXTS = 2  # of a label, for a head
-_LEAST_JOINED = 4  # of each label: of fewer all views weigh the same
+_LEAST_JOINED = 4  # examples of each label: of fewer all views weigh the same
+_WEIGHT = 0.5  # of a view, where nothing else is known
 _LEAST_CHANCE = 1e-9
 _SEED = 0
 _PENALTIES = 10.0 ** np.arange(2, -4.5, -0.5)  # the strongest first: each start is the last fit
@@ -68,9 +67,12 @@ class Head:
 
     stats: Vectors
     weights: Vectors
+    penalty: float
 
 
-def fit_head(states: Vectors, targets: Targets, num_labels: int, folds: Targets) -> Head:
+def fit_head(
+    states: Vectors, targets: Targets, num_labels: int, folds: Targets, num_folds: int
+) -> Head:
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty."""
     stats = column_stats(states)
     # The fit lies in the space of the examples: as many columns as there are examples are enough.
@@ -79,7 +81,7 @@ def fit_head(states: Vectors, targets: Targets, num_labels: int, folds: Targets)
     reduced = values @ basis.T
     paths = [
         _fit_path(reduced[folds != fold], targets[folds != fold], num_labels)
-        for fold in range(folds.max() + 1)
+        for fold in range(num_folds)
     ]  # by fold, then penalty
     losses = np.empty((len(_PENALTIES), len(targets)))
     for fold, path in enumerate(paths):
@@ -90,7 +92,7 @@ def fit_head(states: Vectors, targets: Targets, num_labels: int, folds: Targets)
     best = int(losses.mean(axis=1).argmin())
     chosen = [*(path[best] for path in paths), _fit_path(reduced, targets, num_labels)[best]]
     whole = [np.column_stack([fit[:, :-1] @ basis, fit[:, -1]]) for fit in chosen]
-    return Head(stats, np.stack(whole).astype(np.float32))
+    return Head(stats, np.stack(whole).astype(np.float32), float(_PENALTIES[best]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +105,10 @@ class LabelModel:
         stats: Mean and spread of the training states by column, (2, W).
         weights: (F + 1, C, W), of the heads without one of F folds each, then of all examples.
         biases: (F + 1, L, C), of the same heads.
+        has_head: Whether a block's head knows a label, (L, C); the opinion gives the others'
+            chance.
         words: As of `StateColumns`; (0, 0) where there is no opinion.
         prior: Mean logits of the label words, (C,).
-        is_rare: Whether a label has too few examples for a head, (C,); the opinion gives its
-            chance.
         join: Weights of the views, (V,): the LM's heads, the encoder's, the opinion.
         shift: Added to each label's score, (C,).
     """
@@ -116,15 +118,23 @@ class LabelModel:
     stats: Vectors
     weights: Vectors
     biases: Vectors
+    has_head: npt.NDArray[np.bool_]
     words: Vectors
     prior: Vectors
-    is_rare: npt.NDArray[np.bool_]
     join: Vectors
     shift: Vectors
 
     @property
     def num_folds(self) -> int:
         return len(self.weights) - 1
+
+    @property
+    def has_opinion(self) -> bool:
+        return self.words.size > 0
+
+    @property
+    def num_depths(self) -> int:
+        return len(self.widths) - int(self.has_encoder)
 
     def score(self, states: Vectors, folds: Targets | None = None) -> Scores:
         """Return the log-probability of each label, (n, C).
@@ -139,47 +149,52 @@ class LabelModel:
         """Return the log-probabilities of each view, (V, n, C)."""
         if folds is None:
             folds = np.full(len(states), self.num_folds)
-        starts = np.cumsum([0, *self.widths])
-        num_depths = len(self.widths) - int(self.has_encoder)
-        opinion = self._opinion(states[:, : starts[num_depths]])
-        chances = [self._head_chances(states, folds, block) for block in range(len(self.widths))]
-        of_views = [chances[:num_depths], chances[num_depths:]]
-        views = [self._with_rare(np.mean(view, axis=0), opinion) for view in of_views if view]
+        opinion = None
+        if self.has_opinion:
+            opinion = softmax(self.opinion(states) - self.prior)
+        heads = [
+            self._head_chances(states, folds, block, opinion) for block in range(len(self.widths))
+        ]
+        views = []
+        if self.num_depths:
+            views.append(np.mean(heads[: self.num_depths], axis=0))
+        views += heads[self.num_depths :]
         if opinion is not None:
             views.append(opinion)
         logs: Scores = np.log(np.maximum(views, _LEAST_CHANCE)).astype(np.float32)
         return logs
 
-    def _head_chances(self, states: Vectors, folds: Targets, block: int) -> Vectors:
+    def opinion(self, states: Vectors) -> Vectors:
+        """Return the LM's logits of the label words, (n, C)."""
+        end = int(self.widths[: self.num_depths].sum())
+        return affine(states[:, end + 1 - self.words.shape[1] : end], self.words)
+
+    def _head_chances(
+        self, states: Vectors, folds: Targets, block: int, opinion: Vectors | None
+    ) -> Vectors:
         """Return the probabilities by one block's head, (n, C)."""
-        start = int(self.widths[:block].sum())
-        columns = slice(start, start + int(self.widths[block]))
+        has_head = self.has_head[block]
+        if not has_head.any():
+            return np.full((len(states), len(has_head)), 1 / len(has_head), np.float32)
+        columns = block_columns(self.widths, block)
         values = (states[:, columns] - self.stats[0, columns]) / self.stats[1, columns]
-        logits = np.empty((len(states), len(self.prior)), np.float32)
+        logits = np.empty((len(states), len(has_head)), np.float32)
         for fold in np.unique(folds):
             weights = np.column_stack([self.weights[fold][:, columns], self.biases[fold, block]])
             logits[folds == fold] = affine(values[folds == fold], weights)
-        logits[:, self.is_rare] = -np.inf
-        if self.is_rare.all():
-            logits[:] = 0
-        return softmax(logits)
-
-    def _opinion(self, states: Vectors) -> Vectors | None:
-        if not self.words.size:
-            return None
-        return softmax(word_logits(states, self.words) - self.prior)
-
-    def _with_rare(self, chances: Vectors, opinion: Vectors | None) -> Vectors:
-        """Give the labels without a head the opinion's share."""
-        if opinion is None or not self.is_rare.any() or self.is_rare.all():
+        logits[:, ~has_head] = -np.inf
+        chances = softmax(logits)
+        if opinion is None or has_head.all():
             return chances
-        rare = np.where(self.is_rare, opinion, 0)
-        return rare + chances * (1 - rare.sum(axis=1, keepdims=True))
+        others = np.where(has_head, 0, opinion)
+        with_others: Vectors = others + chances * (1 - others.sum(axis=1, keepdims=True))
+        return with_others
 
 
-def word_logits(states: Vectors, words: Vectors) -> Vectors:
-    """Return the logits of label words, (n, C), of states whose last columns are the LM's last."""
-    return affine(states[:, states.shape[1] + 1 - words.shape[1] :], words)
+def block_columns(widths: Sequence[int] | Targets, block: int) -> slice:
+    """Return the columns of a block."""
+    start = int(sum(widths[:block]))
+    return slice(start, start + int(widths[block]))
 
 
 def softmax(logits: Vectors) -> Vectors:
@@ -205,98 +220,110 @@ class Fit:
 
 
 def fit_labels(
-    states: Vectors, columns: StateColumns, examples: Sequence[Example], labels: Sequence[str]
+    states: Vectors,
+    columns: StateColumns,
+    examples: Sequence[Example],
+    labels: Sequence[str],
+    num_shown: int = 0,
 ) -> Fit:
-    """Fit heads, opinion and their weights to labelled examples and their states, (n, W)."""
+    """Fit heads, opinion and their weights to labelled examples and their states, (n, W).
+
+    The last `num_shown` examples stand in the LM's prompt: the encoder's head alone learns from
+    them.
+
+    Raises:
+        ConfigError: If a label has no example, and the LM no opinion.
+    """
+    count = len(examples) - num_shown
     targets = np.array([labels.index(str(example.label)) for example in examples], np.intp)
-    texts = [example.text for example in examples]
-    counts = count_texts(labels, examples)
-    is_rare = np.array([counts[label] < _LEAST_TEXTS for label in labels])
-    known = np.flatnonzero(~is_rare)
-    has_head = ~is_rare[targets]
-    folds = np.zeros(len(texts), np.intp)
-    if len(known):
-        learned = [text for text, has in zip(texts, has_head, strict=True) if has]
-        folds[has_head] = stratified_folds(targets[has_head], learned)
-    num_folds = int(folds.max()) + 1
-    weights = np.zeros((num_folds + 1, len(labels), states.shape[1]), np.float32)
-    biases = np.zeros((num_folds + 1, len(columns.widths), len(labels)), np.float32)
-    ends = np.cumsum(columns.widths)
-    for block, end in enumerate(ends if len(known) else ()):
-        here = slice(end - columns.widths[block], end)
-        places = np.searchsorted(known, targets[has_head])
-        head = fit_head(states[has_head, here], places, len(known), folds[has_head])
-        weights[:, known, here] = head.weights[:, :, :-1]
-        biases[:, block, known] = head.weights[:, :, -1]
-    num_columns = ends[-1 - columns.has_encoder]
-    words = np.empty((0, 0), np.float32)
-    prior = np.zeros(len(labels), np.float32)
-    if columns.words is not None:
-        words = columns.words
-        prior = word_logits(states[:, :num_columns], words).mean(axis=0, dtype=np.float64)
-    num_views = 1 + columns.has_encoder + bool(words.size)
+    texts = [copy_key(example.text) for example in examples]
+    folds = stratified_folds(targets, texts)
+    num_folds = int(folds.max(initial=0)) + 1
+    has_opinion = columns.words is not None
+    shape = (num_folds + 1, len(labels), sum(columns.widths))
     model = LabelModel(
         widths=np.array(columns.widths, np.intp),
         has_encoder=np.array(columns.has_encoder),
-        stats=column_stats(states),
-        weights=weights,
-        biases=biases,
-        words=words,
-        prior=prior.astype(np.float32),
-        is_rare=is_rare,
-        join=np.ones(num_views, np.float32),
+        stats=np.repeat(np.array([[0], [1]], np.float32), shape[2], axis=1),
+        weights=np.zeros(shape, np.float32),
+        biases=np.zeros((num_folds + 1, len(columns.widths), len(labels)), np.float32),
+        has_head=np.zeros((len(columns.widths), len(labels)), bool),
+        words=np.empty((0, 0), np.float32) if columns.words is None else columns.words,
+        prior=np.zeros(len(labels), np.float32),
+        join=np.empty(0, np.float32),
         shift=np.zeros(len(labels), np.float32),
     )
-    if min(counts[label] for label in labels) >= _LEAST_JOINED:
-        join, shift = fit_join(model.views(states, folds), targets)
+    for block in range(len(columns.widths)):
+        is_of_encoder = block == model.num_depths
+        rows = np.arange(len(examples) if is_of_encoder else count)
+        least = _LEAST_TEXTS if has_opinion else 1
+        known = [
+            label
+            for label in range(len(labels))
+            if len({texts[row] for row in rows if targets[row] == label}) >= least
+        ]
+        if not has_opinion and len(known) < len(labels):
+            rare = next(name for label, name in enumerate(labels) if label not in known)
+            raise ConfigError(f"label {rare!r} has no example, and this model no opinion: give one")
+        rows = rows[np.isin(targets[rows], known)]
+        if not len(rows):
+            continue
+        here = block_columns(columns.widths, block)
+        places = np.searchsorted(known, targets[rows])
+        head = fit_head(states[rows, here], places, len(known), folds[rows], num_folds)
+        model.stats[:, here] = head.stats
+        model.weights[:, known, here] = head.weights[:, :, :-1]
+        model.biases[:, block, known] = head.weights[:, :, -1]
+        model.has_head[block, known] = True
+    learned = states[:count]
+    if has_opinion and count:
+        prior = model.opinion(learned).mean(axis=0, dtype=np.float64)
+        model = replace(model, prior=prior.astype(np.float32))
+    views = model.views(learned, folds[:count])
+    fewest = np.bincount(targets[:count], minlength=len(labels)).min()
+    if fewest < _LEAST_JOINED:
+        model = replace(model, join=np.full(len(views), _WEIGHT, np.float32))
+    else:
+        join, shift = fit_join(views, targets[:count])
         model = replace(model, join=join, shift=shift)
-    scores = model.score(states, folds)
-    is_right = scores.argmax(axis=1) == targets
-    accuracy = 100 * is_right.mean()
-    logger.info("head: decides %.1f %% of %d held-out examples rightly", accuracy, len(targets))
-    return Fit(model, folds, scores, is_right)
+    scores = model.score(learned, folds[:count])
+    return Fit(model, folds[:count], scores, scores.argmax(axis=1) == targets[:count])
 
 
 def fit_join(views: Scores, targets: Targets) -> tuple[Vectors, Vectors]:
     """Return the weights of views (V,) and a label bias (C,) that make the labels most likely.
 
-    `views` are log-probabilities (V, n, C). The priors are normal with variance 1, of weights
-    around 1, the product of all views, and of biases around 0.
+    `views` are log-probabilities (V, n, C). The priors are normal: of weights with mean 1/2 and
+    variance 1/4, of biases with mean 0 and variance 1.
     """
     from scipy.optimize import minimize  # a third of a second to import
 
     count = len(views)
+    num_labels = views.shape[2]
     values = views.astype(np.float64)
-    truth = np.eye(views.shape[2])[targets]
+    truth = np.eye(num_labels)[targets]
+    centre = np.concatenate([np.full(count, _WEIGHT), np.zeros(num_labels)])
+    strength = np.concatenate([np.full(count, 1 / _WEIGHT**2), np.ones(num_labels)])
 
     def loss(fit: Doubles) -> tuple[float, Doubles]:
         chances = log_softmax(np.tensordot(fit[:count], values, axes=1) + fit[count:])
         errors = np.exp(chances) - truth
-        away = fit - centre
+        away = strength * (fit - centre)
         slope = np.concatenate([(values * errors).sum(axis=(1, 2)), errors.sum(axis=0)])
-        return float(away @ away / 2 - (chances * truth).sum()), slope + away
+        return float(away @ (fit - centre) / 2 - (chances * truth).sum()), slope + away
 
-    centre = np.concatenate([np.ones(count), np.zeros(views.shape[2])])
-    bounds = [(0, None)] * count + [(None, None)] * views.shape[2]
+    bounds = [(0, None)] * count + [(None, None)] * num_labels
     fit = minimize(loss, centre, jac=True, bounds=bounds).x.astype(np.float32)
     return fit[:count], fit[count:]
-
-
-def count_texts(labels: Sequence[str], examples: Sequence[Example]) -> dict[str, int]:
-    """Return how many different texts each label has."""
-    texts: dict[str, set[str]] = {label: set() for label in labels}
-    for example in examples:
-        texts[str(example.label)].add(copy_key(example.text))
-    return {label: len(different) for label, different in texts.items()}
 
 
 def stratified_folds(targets: Targets, texts: Sequence[str]) -> Targets:
     """Deal texts out to five folds by chance, each label evenly: the fold of each, (n,).
 
-    Copies of a text are in one fold: a head that has seen one of them knows the others.
+    Equal texts, of `copy_key`, are in one fold: a head that has seen one of them knows the others.
     """
     numbers: dict[str, int] = {}
-    copies = [numbers.setdefault(copy_key(text), len(numbers)) for text in texts]
+    copies = [numbers.setdefault(text, len(numbers)) for text in texts]
     _, firsts = np.unique(copies, return_index=True)
     order = np.random.default_rng(_SEED).permutation(len(firsts))
     order = order[np.argsort(targets[firsts][order], kind="stable")]

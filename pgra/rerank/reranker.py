@@ -18,6 +18,7 @@ from pgra.data.tasks import Task, TaskBase
 from pgra.errors import ConfigError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm import as_state_lm
+from pgra.lm.base import DEPTHS
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.rerank import PAIR_RERANKERS, find_reranker
@@ -31,6 +32,7 @@ from pgra.rerank.states import (
     PromptedFit,
     PromptedModel,
     StateRanker,
+    choose_for_texts,
     encoder_arguments,
 )
 from pgra.types import (
@@ -115,10 +117,13 @@ def open_encoder(
     dtype: str = "auto",
     max_prompt_tokens: int | None = None,
     chat_template: str = "off",
+    depths: Sequence[float] = (),
 ) -> PromptedEncoder:
     """Open an LM under a prompt; arguments and errors as of `Reranker`."""
     lm = as_state_lm(lm, tokenizer, layer=str(lm_layer), device=device, dtype=dtype)
-    return PromptedEncoder(lm, prompt, max_prompt_tokens=max_prompt_tokens, chat=chat_template)
+    return PromptedEncoder(
+        lm, prompt, max_prompt_tokens=max_prompt_tokens, chat=chat_template, depths=depths
+    )
 
 
 class Reranker(PromptedModel):
@@ -220,6 +225,7 @@ class Reranker(PromptedModel):
             self._scorer = cls(ScorerRequest(args=args, context=context, options=options))
             return
         if isinstance(lm, PromptedFit):
+            assert lm.encoder is not None
             keys = lm.fields["exemplar_keys"]
             self._task = TaskPrompt(lm.encoder.prompt, exemplar_keys=keys)
             data = FitData(words=lm.fields["words"])
@@ -227,6 +233,8 @@ class Reranker(PromptedModel):
             self._scorer.fitted = find_similarity(self._scorer.similarity)(**lm.arrays)
         else:
             self._task = TaskPrompt.write(task, template, examples, num_exemplars, seed)
+            data = FitData(self._task.rest, self._task.words)
+            reads_depths = find_similarity(choose_for_texts(similarity, data)).reads_depths
             encoder = open_encoder(
                 lm,
                 self._task.prompt,
@@ -236,8 +244,8 @@ class Reranker(PromptedModel):
                 dtype=dtype,
                 max_prompt_tokens=max_prompt_tokens,
                 chat_template=chat_template,
+                depths=DEPTHS if reads_depths else (),
             )
-            data = FitData(self._task.rest, self._task.words)
             self._scorer = StateRanker(encoder, similarity, data)
         self.encoder = self._scorer.encoder
         self.prompt = self.encoder.prompt

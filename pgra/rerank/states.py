@@ -33,6 +33,7 @@ from pgra.context import Context
 from pgra.data.read import fetch_folder, push_folder
 from pgra.errors import ArtifactError, DamageError
 from pgra.lm import as_state_lm
+from pgra.lm.base import DEPTHS
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.state_lm import StateLM
@@ -153,7 +154,7 @@ class StateRanker:
 class PromptedFit:
     """What was fitted to the states of an encoder: arrays, and other fields."""
 
-    encoder: PromptedEncoder
+    encoder: PromptedEncoder | None
     arrays: Mapping[str, Any]
     fields: Mapping[str, Any]
 
@@ -183,19 +184,18 @@ class PromptedModel(ABC):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(dict(fit.arrays), folder / FIT_FILE)
-        arguments = encoder_arguments(fit.encoder)
-        arguments["lm"] = without_home(whole_path(arguments["lm"]))
-        write_sealed(
-            folder / _RECORD_FILE,
-            {
-                **fit.fields,
-                "class": type(self).__name__,
+        of_lm: dict[str, Any] = {"arguments": {}}
+        if fit.encoder is not None:
+            arguments = encoder_arguments(fit.encoder)
+            arguments["lm"] = without_home(whole_path(arguments["lm"]))
+            of_lm = {
                 "arguments": arguments,
                 "prompt": asdict(fit.encoder.prompt),
                 "fingerprint": fit.encoder.fingerprint,
-                "files": record_files(folder, [FIT_FILE]),
-            },
-        )
+            }
+        files = record_files(folder, [FIT_FILE])
+        record = {**fit.fields, **of_lm, "class": type(self).__name__, "files": files}
+        write_sealed(folder / _RECORD_FILE, record)
 
     @classmethod
     def load(cls, path: str | Path, *, lm: Any = None, device: str = "auto") -> Self:
@@ -218,23 +218,30 @@ class PromptedModel(ABC):
             raise ArtifactError(
                 f"{folder} has a {record['class']}: open it by pgra.{record['class']}.load"
             )
+        encoder = None
         arguments = record["arguments"]
-        if not isinstance(lm, StateLM):
-            lm = as_state_lm(
-                lm or str(at_home(arguments["lm"])),
-                device=device,
-                layer=arguments.get("lm_layer", "last"),
-                dtype=record["fingerprint"].get("dtype", "auto"),
+        if arguments:
+            fingerprint = record["fingerprint"]
+            if not isinstance(lm, StateLM):
+                lm = as_state_lm(
+                    lm or str(at_home(arguments["lm"])),
+                    device=device,
+                    layer=arguments.get("lm_layer", "last"),
+                    dtype=fingerprint.get("dtype", "auto"),
+                )
+            encoder = PromptedEncoder(
+                lm,
+                msgspec.convert(record["prompt"], FewShotPrompt),
+                max_prompt_tokens=arguments["max_prompt_tokens"],
+                depths=DEPTHS if "lm_layers" in fingerprint else (),
             )
-        prompt = msgspec.convert(record["prompt"], FewShotPrompt)
-        encoder = PromptedEncoder(lm, prompt, max_prompt_tokens=arguments["max_prompt_tokens"])
-        check_fingerprint(
-            folder,
-            made=record["fingerprint"],
-            asked=encoder.fingerprint,
-            now="the LM that was found has",
-            way_out="give its own as lm=",
-        )
+            check_fingerprint(
+                folder,
+                made=fingerprint,
+                asked=encoder.fingerprint,
+                now="the LM that was found has",
+                way_out="give its own as lm=",
+            )
         return cls(PromptedFit(encoder, load_file(folder / FIT_FILE), record))
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None) -> str:

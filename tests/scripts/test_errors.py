@@ -68,7 +68,6 @@ KINDS = {
     "causal template": ("search a --reranker causal --causal_template {query}", "is '{query}'"),
     "LM without states": ("train --method head --lm openai:toy", "openai:toy"),
     "label of no example": (f"train --model_name_or_path T5 --method plain {ONE}", "'positive'"),
-    "label that no head learns": ("train --method head --lm LM", "'positive'"),
     "window too small": ("train --method head --lm LM --max_prompt_tokens 8", "may read 8"),
 }
 FILES = {

@@ -3,7 +3,7 @@
 from functools import cache
 
 import numpy as np
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from pgra.context import Context
 from pgra.exemplars.selector import build_prompt
@@ -71,5 +71,6 @@ def run(reranker, queries=QUERIES, rows=ROWS):
 
 
 @cache
-def plain_lm(lm_dir):
-    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
+def plain_lm(lm_dir, *, with_head=False):
+    kind = AutoModelForCausalLM if with_head else AutoModel
+    return kind.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)

@@ -21,6 +21,7 @@ def calls(lm_dirs, encoder_dir, tmp_path_factory):
     encoder = pgra.Encoder(str(encoder_dir), device="cpu")
     states = pgra.Reranker(lm, template="{text}")
     pairs = pgra.Reranker(lm, by="likelihood")
+    classifier = pgra.Classifier(lm, rows, num_exemplars=0, encoder="none")
     train = {
         "train": rows,
         "test": review_rows(4, start=20),
@@ -32,7 +33,7 @@ def calls(lm_dirs, encoder_dir, tmp_path_factory):
         "likelihood": lambda query: pairs.rank(query, TWO),
         "index": pgra.Index.build(SENTENCES, encoder=encoder).search,
         "selector": pgra.ExemplarSelector(rows, encoder=encoder).select,
-        "classifier": pgra.Classifier(lm, rows).predict,
+        "classifier": lambda texts: classifier.predict_proba(texts).tolist(),
         "run": pgra.train("sst2", method="knn", output_dir=f"{home}/run", **train).predict,
         "build": lambda texts: pgra.Index.build(texts, encoder=encoder).search("film"),
         "documents": lambda texts: states.rank("film", texts),

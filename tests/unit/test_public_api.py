@@ -50,7 +50,7 @@ def test_a_model_is_a_name_a_folder_or_loaded(way, lm_dirs, encoder_dir):
     reranker = pgra.Reranker(*lm, template="{text}", device="cpu")
     assert len(reranker.rank("film", TEXTS)) == 4
     classifier = pgra.Classifier(lm[0], SHOTS, *lm[1:], device="cpu")
-    assert classifier.predict("a film").label in ("good", "bad")
+    assert classifier.predict("a film") in ("good", "bad")
     opened = pgra.Encoder(*encoder, device="cpu")
     assert opened.encode(TEXTS).shape == (4, 16)
     given = opened if way == "loaded" else encoder[0]
@@ -65,8 +65,8 @@ TYPES = {
     'Encoder("x")': "Encoder",
     'Reranker("x").rank("q", ["a"])': "list[Hit]",
     'Reranker("x").rank(["q"], ["a"])': "list[list[Hit]]",
-    'Classifier("x", []).predict("a")': "Prediction",
-    'Classifier("x", []).predict(["a"])': "list[Prediction]",
+    'Classifier("x").fit(["a"], ["b"])': "Classifier",
+    'Classifier("x").decide(["a"])': "list[Prediction]",
     'Index.load("x").search("a")': "list[Hit]",
     'Memory().search("a")': "list[Match]",
     'train("sst2")': "Run",

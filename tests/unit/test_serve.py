@@ -162,7 +162,7 @@ def test_a_process_gives_what_the_library_gives(lm_dirs, encoder_dir, tmp_path):
     own = pgra.Index.build(SENTENCES, encoder=str(encoder_dir), path=index, device="cpu")
     hits = pgra.Reranker(lm, by="likelihood", device="cpu").rank(QUERY, SENTENCES, k=5)
     shots = [(text, "art" if n % 2 else "life") for n, text in enumerate(SENTENCES)]
-    decided = pgra.Classifier(lm, shots, device="cpu").predict([QUERY])
+    decided = pgra.Classifier(lm, shots, device="cpu").decide([QUERY])
     words = ["--lm", lm, "--index_dir", index, "--memory", tmp_path / "memory.sqlite"]
     with served(*words, PGRA_TOKEN="sesame") as client:
         asked = {"query": QUERY, "documents": SENTENCES, "top_n": 5}

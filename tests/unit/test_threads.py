@@ -20,7 +20,7 @@ def test_each_call_gets_its_own_answer(lm_dirs, encoder_dir, cross_encoder_dir, 
     lm, pairs = lm_dirs["llama"], str(cross_encoder_dir)
     causal = shutil.copytree(lm, tmp_path / "mxbai-rerank")  # by whose template it is asked
     likely = pgra.Reranker(str(lm), by="likelihood")
-    classifier = pgra.Classifier(str(lm), POOL)
+    classifier = pgra.Classifier(str(lm), POOL, num_exemplars=0, encoder="none")
     encoder = pgra.Encoder(str(encoder_dir))
     selector = pgra.ExemplarSelector(POOL, encoder=encoder)
     index = pgra.Index.build(SENTENCES, encoder=encoder)
@@ -29,7 +29,7 @@ def test_each_call_gets_its_own_answer(lm_dirs, encoder_dir, cross_encoder_dir, 
         "likelihood": likely.score,
         "causal": pgra.Reranker(str(causal), by="causal").score,
         "cross-encoder": pgra.Reranker(pairs, by="cross-encoder").score,
-        "Classifier": lambda _, texts: [one.scores["0"] for one in classifier.predict(texts)],
+        "Classifier": lambda _, texts: classifier.predict_proba(texts),
         "Encoder": lambda _, texts: encoder.encode(texts),
         "Index": lambda query, _: [hit.score for hit in index.search(query, 3)],
         "ExemplarSelector": lambda query, _: list(map(POOL.index, selector.select(query, 9))),

@@ -1,0 +1,104 @@
+"""How well heads decide examples that they have not seen, beside simpler ways."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pgra.arrays import Values
+from pgra.encoders.encoder import Encoder
+from pgra.lm.prefix import StateColumns
+from pgra.report.metrics import compare_means
+from pgra.rerank.head import Fit, fit_labels
+from pgra.types import Example
+
+ERROR = 0.05  # of what is decided without a person
+_LEAST_RIVALS = 10  # examples
+_NOISE = 0.05  # p of a difference
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What is known of heads by cross-validation.
+
+    Attributes:
+        accuracy: Share decided rightly.
+        interval: Of 95 % for it (Clopper and Pearson 1934).
+        count: Examples.
+        decidable: Largest share, the surest first, of which surely (95 %, one side) at most 5 %
+            are decided wrongly.
+        threshold: Least probability of a decision among these; 1 where there are none.
+        rivals: Accuracy of simpler ways, and p of their difference, by name.
+    """
+
+    accuracy: float
+    interval: tuple[float, float]
+    count: int
+    decidable: float
+    threshold: float
+    rivals: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, fit: Fit) -> "HeldOut":
+        """Measure a fit to one example or more."""
+        from scipy.stats import beta, binomtest  # a third of a second to import
+
+        count = len(fit.is_right)
+        ours = binomtest(int(fit.is_right.sum()), count).proportion_ci()
+        chances = np.exp(fit.scores.max(axis=1))
+        order = np.argsort(-chances, kind="stable")
+        wrong = np.cumsum(~fit.is_right[order])
+        sizes = np.arange(1, count + 1)
+        most_wrong = beta.ppf(0.95, wrong + 1, np.maximum(sizes - wrong, 1e-9))
+        fine = np.flatnonzero(most_wrong <= ERROR)
+        decidable = int(fine[-1]) + 1 if len(fine) else 0
+        threshold = float(chances[order[decidable - 1]]) if decidable else 1.0
+        interval = (float(ours.low), float(ours.high))
+        accuracy = float(fit.is_right.mean())
+        return cls(accuracy, interval, count, decidable / count, threshold)
+
+    def beside(
+        self, fit: Fit, examples: Sequence[Example], labels: Sequence[str], encoder: Encoder | None
+    ) -> "HeldOut":
+        """Add what nearest neighbours and a head on an encoder's vectors decide rightly.
+
+        Without an encoder nothing.
+        """
+        if encoder is None or len(examples) < _LEAST_RIVALS:
+            return self
+        vectors = encoder.encode([example.text for example in examples])
+        names = np.array([str(example.label) for example in examples])
+        products = vectors @ vectors.T
+        products[fit.folds[:, None] == fit.folds] = -np.inf
+        name = str(encoder.args.encoder)
+        ways = {
+            "nearest neighbour": names[products.argmax(axis=1)] == names,
+            "head": fit_labels(vectors, StateColumns([encoder.width]), examples, labels).is_right,
+        }
+        for way, is_right in ways.items():
+            difference = compare_means(_floats(is_right), _floats(fit.is_right), seed=0)
+            self.rivals[f"{way} on {name}"] = (float(is_right.mean()), difference.p)
+        return self
+
+    def __str__(self) -> str:
+        """Describe it in a few lines."""
+        low, high = (100 * end for end in self.interval)
+        lines = [
+            f"{100 * self.accuracy:.1f} % of {self.count} held-out examples are decided rightly "
+            f"(95 %: {low:.1f} to {high:.1f})",
+            f"{100 * self.decidable:.0f} % can be decided with at most {100 * ERROR:.0f} % errors: "
+            f"those of probability {self.threshold:.2f} or more",
+        ]
+        if not self.decidable:
+            lines[1] = f"none can surely be decided with at most {100 * ERROR:.0f} % errors"
+        for name, (accuracy, p) in self.rivals.items():
+            line = f"{name}: {100 * accuracy:.1f} %"
+            if accuracy > self.accuracy and p < _NOISE:
+                line += f", better (p {p:.3f}): use that"
+            lines.append(line)
+        return "\n".join(lines)
+
+
+def _floats(is_right: Any) -> Values:
+    return np.asarray(is_right, np.float64)
