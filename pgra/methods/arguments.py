@@ -253,6 +253,10 @@ class RunArguments:
                 section = sections[name]
                 changes = {key: value for key, value in decided.items() if hasattr(section, key)}
                 self.sections[name] = replace(section, **changes) if changes else section
+        if "rerank" in sections and "dense" in self.sections["retriever"].retriever.split("+"):
+            rerank = self.sections["rerank"]
+            if rerank.reranker == "likelihood" and rerank.topic_weight is None:
+                self.sections["rerank"] = replace(rerank, topic_weight=1.0)
         vars(self).update(self.sections)
         if "rerank" not in sections:
             return
