@@ -6,8 +6,9 @@
     decide  labels of support tickets (examples/tickets.csv, five folds, ten times) and of reviews
             (bundled:rotten-tomatoes, 16 labelled texts a class, five draws, 300 test texts):
             `Classifier` beside logistic regression and the nearest neighbour on MiniLM's vectors
-    find    the demo's 255 questions on bundled:wikipedia-19k: does the first passage hold an
-            answer? Likelihood of the first ten, beside BM25 and MiniLM alone
+    find    the demo's 255 questions on bundled:wikipedia-19k, or others (--questions, --corpus):
+            does the first passage hold an answer? MiniLM's first 20, BM25's and both, in their own
+            order and by the LM's likelihood, with and without the first stage's score
 
 Each value is a mean over texts, with its 95 % interval (bootstrap over texts), and the difference
 to the first row's, paired by text.
@@ -16,6 +17,7 @@ to the first row's, paired by text.
 import csv
 import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,14 +33,21 @@ from pgra.commands.common import say
 from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.data.examples import DataArguments, load_splits
+from pgra.experiments.search_ways import read_way
+from pgra.methods.arguments import RunArguments, RuntimeArguments
+from pgra.methods.stages import Stages
+from pgra.reader.arguments import ReaderArguments
 from pgra.report.metrics import bootstrap_mean, compare_means, has_answer, interval_95
-from pgra.retrieval import open_retriever
-from pgra.retrieval.base import RetrieverArguments
+from pgra.rerank.arguments import RerankArguments
+from pgra.retrieval.arguments import RetrieverArguments
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = ("configs/demo-questions.jsonl", "notes/demo-questions-again.jsonl")
 ENCODER = "bundled:minilm-l6"
-DEPTH = 10
+DEPTH = 20
+FIRST_STAGES = ("dense", "bm25", "bm25+dense")
+RERANKED = ("likelihood+bm25", "likelihood+bm25+dense")
+WAYS = (*FIRST_STAGES, "likelihood", "likelihood+dense", *RERANKED)
 Values = npt.NDArray[np.float64]
 Pairs = Sequence[tuple[str, str]]
 Decider = Callable[[Pairs, Sequence[str]], list[str]]  # labelled texts, texts to decide: labels
@@ -112,32 +121,52 @@ def decide_reviews(ways: Mapping[str, Decider], *, draws: int, count: int) -> di
     return {name: values.mean(axis=0) for name, values in is_right.items()}
 
 
-def find_passages(lm: str, name: str, *, count: int | None) -> dict[str, Values]:
-    """Order a corpus for each question: whether the first passage holds an answer."""
+def find_passages(
+    name: str, corpus_name: str, files: Sequence[str], folder: Path, *, count: int | None
+) -> dict[str, dict[str, Values]]:
+    """Search a corpus for each question in several ways; return hit@1 and MRR by way.
+
+    Where no first stage has an answer among its candidates, the LM does not read them: all ways
+    have 0 then.
+    """
     lines: list[str] = []
-    for file in QUESTIONS:
+    for file in files:
         lines += (ROOT / file).read_text().splitlines()
-    questions = [json.loads(line) for line in lines][:count]
-    texts = [question["question"] for question in questions]
-    reranker = pgra.Reranker(lm, by="likelihood")
-    is_right: dict[str, Values] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        context = Context(artifacts=Path(folder))
-        corpus = open_corpus(CorpusArguments(corpus=name), context.artifacts)
-        for title, retriever in (("MiniLM", "dense"), ("BM25", "bm25")):
-            args = RetrieverArguments(retriever=retriever, encoder=ENCODER, num_candidates=DEPTH)
-            first_stage = open_retriever(args, corpus, context)
-            orders: dict[str, list[float]] = {title: [], f"{title}'s {DEPTH}, by likelihood": []}
-            candidates = first_stage.retrieve(texts, DEPTH).rows
-            for question, rows in zip(questions, candidates, strict=True):
-                passages = corpus.texts(rows[rows >= 0])
-                read = reranker.rank(question["question"], passages) if passages else []
-                for order, first in zip(
-                    orders.values(), (passages[:1], [hit.text for hit in read[:1]]), strict=True
-                ):
-                    order.append(bool(first) and has_answer(first[0], question["answers"]))
-            is_right |= {name: np.array(order, np.float64) for name, order in orders.items()}
-    return is_right
+    drawn = np.random.default_rng(0).permutation(len(lines))[:count]
+    questions = [json.loads(lines[i]) for i in sorted(drawn)]
+    context = Context(artifacts=folder)
+    sections = {
+        "runtime": RuntimeArguments(artifacts_dir=str(folder)),
+        "data": DataArguments(),
+        "corpus": CorpusArguments(corpus=corpus_name),
+        "retriever": RetrieverArguments(encoder=ENCODER, num_candidates=DEPTH),
+        "rerank": RerankArguments(lm=name, lm_dtype="bfloat16", num_evidence=DEPTH),
+        "reader": ReaderArguments(),
+    }
+    args = RunArguments(sections)
+    corpus = open_corpus(args.corpus, context.artifacts)
+    ranks = np.zeros((len(WAYS), len(questions)))  # of the first answer, from 1; 0 for none
+    for number, way in enumerate(WAYS):
+        asked = range(len(questions))
+        if number >= len(FIRST_STAGES):
+            asked = np.flatnonzero(ranks[: len(FIRST_STAGES)].any(axis=0)).tolist()
+        stages = Stages.without_task(read_way(way, args), context, corpus)
+        examples = stages.write_queries([questions[i]["question"] for i in asked])
+        start = time.perf_counter()
+        _, best = stages.search(examples)
+        seconds = time.perf_counter() - start
+        say(f"{way}: {seconds:.0f} s, {stages.cost.num_new} of {best.rows.size} pairs read now")
+        stages.release()
+        for i, rows in zip(asked, best.rows, strict=True):
+            texts = corpus.texts(rows[rows >= 0])
+            is_right = [has_answer(text, questions[i]["answers"]) for text in texts]
+            ranks[number, i] = is_right.index(True) + 1 if any(is_right) else 0
+    inverse = np.divide(1, ranks, out=np.zeros_like(ranks), where=ranks > 0)
+    return {
+        "in the first": dict(zip(WAYS, np.asarray(ranks == 1, np.float64), strict=True)),
+        "MRR": dict(zip(WAYS, inverse, strict=True)),
+        f"in the {DEPTH}": dict(zip(FIRST_STAGES, np.asarray(ranks > 0, np.float64), strict=False)),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = shared_parser(__doc__ or "", quick="few texts", lm="bundled:smollm2-135m")
     parts = ["decide", "find"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="all by default")
+    parser.add_argument("--questions", nargs="+", default=QUESTIONS, help="of find, as .jsonl")
+    parser.add_argument("--count", type=int, help="of questions, drawn; default: all")
+    parser.add_argument("--artifacts_dir", type=Path, help="kept; default: a temporary folder")
     args = parse_flags(parser, argv)
     tables: dict[str, dict[str, Values]] = {}
     if "decide" in args.parts:
@@ -157,7 +189,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             count=20 if args.quick else 300,
         )
     if "find" in args.parts:
-        tables["questions"] = find_passages(args.lm, args.corpus, count=10 if args.quick else None)
+        with tempfile.TemporaryDirectory() as folder:
+            by_measure = find_passages(
+                args.lm,
+                args.corpus,
+                args.questions,
+                args.artifacts_dir or Path(folder),
+                count=10 if args.quick else args.count,
+            )
+        tables |= {f"questions, an answer {name}": rows for name, rows in by_measure.items()}
     figures: dict[str, float] = {}
     for title, rows in tables.items():
         rival = next(iter(rows.values()))

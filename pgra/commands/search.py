@@ -3,14 +3,12 @@
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands import common
 from pgra.commands.common import TextArguments, WorkArguments
 from pgra.config import Arguments, arg
-from pgra.data.bundled import BUNDLED_MODELS
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import RalmArguments, RunArguments
@@ -18,7 +16,6 @@ from pgra.reader.arguments import ReaderArguments
 from pgra.retrieval.arguments import RetrieverArguments
 from pgra.retrieval.base import Recipe
 from pgra.retrieval.trec import NUM_CANDIDATES, QueryFileArguments, finish_run
-from pgra.types import Example
 
 if TYPE_CHECKING:
     from pgra.context import Context
@@ -29,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_READ = 20  # candidates of a text without a task: an LM reads them while a person waits
 _ANSWER_TOKENS = 16
-_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
-_BUNDLED_ENCODER = "minilm-l6"  # the same
+_ENCODER = "bundled:minilm-l6"
 
 
 @dataclass(kw_only=True)
@@ -87,15 +83,10 @@ def main(argv: Sequence[str]) -> int:
         if not queries:
             raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
         corpus = _choose_defaults(sections, names, is_run=files.is_run)
-    first = sections["retriever"]
-    k = first.num_candidates
     if queries:  # all candidates are ordered
-        first = replace(first, num_candidates=k + files.drop_self)
-        sections["retriever"] = first
-        sections["rerank"] = replace(sections["rerank"], num_evidence=first.num_candidates)
+        count = sections["retriever"].num_candidates
+        sections["rerank"] = replace(sections["rerank"], num_evidence=count)
     args = RunArguments({**sections, "reader": ReaderArguments()})
-    if args.rerank.num_evidence == 0:
-        raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     common.quiet_libraries()
     context = work.join(args.runtime.device)
     if context.worker.is_part:
@@ -105,15 +96,16 @@ def main(argv: Sequence[str]) -> int:
 
         message = compare_ways(files, args, named_queries, context, corpus)
     elif queries:
-        opened, examples = _open(args, queries, context, corpus)
+        opened = _open(args, context, corpus)
+        examples = opened.write_queries(queries, drop_self=files.drop_self)
         candidates, best = opened.search(examples)
         if not context.is_main:
             return 0
         if files.is_run:
             name = args.rerank.reranker
-            name = first.retriever.partition(":")[0] if name == "none" else name
+            name = args.retriever.retriever.partition(":")[0] if name == "none" else name
             ids = list(named_queries)
-            message = finish_run(files, ids, best, opened.corpus, tag=f"pgra-{name}", k=k)
+            message = finish_run(files, ids, best, opened.corpus, tag=f"pgra-{name}")
         else:
             hits = [line[: show.num_shown] for line in opened.lines(candidates, best)]
             answers = _answer(args, queries, hits, context) if show.answer else queries
@@ -134,10 +126,9 @@ def _choose_defaults(
     if "num_candidates" not in names and first.num_candidates == usual.num_candidates:
         first = replace(first, num_candidates=NUM_CANDIDATES if is_run else _NUM_READ)
     if "encoder" not in names and first.encoder == usual.encoder:
-        is_there = find_spec(BUNDLED_MODELS[_BUNDLED_ENCODER].module)
-        first = replace(first, encoder=f"bundled:{_BUNDLED_ENCODER}" if is_there else _ENCODER)
+        first = replace(first, encoder=_ENCODER)
         if first.index_dir is None and "dense" in first.retriever:
-            logger.info("encoder: %s (--encoder names another)", first.encoder)
+            logger.info("encoder: %s, all-MiniLM-L6-v2 (--encoder names another)", _ENCODER)
     sections["retriever"] = first
     wanted = sections["corpus"]
     if first.index_dir is None or "corpus" in names or wanted.corpus != CorpusArguments().corpus:
@@ -153,44 +144,31 @@ def _choose_defaults(
     return open_corpus(replace(recipe.corpus, corpus_id=wanted.corpus_id), artifacts)
 
 
-def _open(
-    args: RunArguments, texts: Sequence[str], context: "Context", corpus: Corpus | None = None
-) -> "tuple[Stages, list[Example]]":
-    """Open the stages, and write texts as queries."""
+def _open(args: RunArguments, context: "Context", corpus: Corpus | None = None) -> "Stages":
     from pgra.methods.stages import Stages
 
-    if args.data.task is None and texts:
-        stages = Stages.without_task(args, context, corpus)
-    else:
-        stages = Stages.read(args, context)
-    return stages, stages.write_queries(texts)
+    if args.data.task is None:
+        return Stages.without_task(args, context, corpus)
+    return Stages.read(args, context)
 
 
 def read_part(args: RunArguments, texts: Sequence[str], context: "Context") -> str:
     """Let the reranker's model read a part of what it has to read, of splits or for texts."""
-    stages, queries = _open(args, texts, context)
+    stages = _open(args, context)
     stages.open()
-    examples, rows = stages.wanted(queries)
+    examples, rows = stages.wanted(stages.write_queries(texts))
     cost = stages.reranker.prepare(examples, rows)
     left = stages.reranker.count_missing(examples, rows)
     return f"{cost}; {left or 'none'} are still with other parts"
 
 
 def _rerank_splits(args: RunArguments, context: "Context") -> str:
-    from pgra.methods.base import SPLITS
-    from pgra.methods.stages import Stages
-
-    stages = Stages.read(args, context)
+    if args.rerank.num_evidence == 0:
+        raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
+    stages = _open(args, context)
     stages.find()
-    task = stages.data.task.name
-    lines = []
-    for split in SPLITS:
-        evidence = stages.evidence[split]
-        reused = " (reused)" if evidence.reused else ""
-        lines.append(f"{task} {split}: {len(stages.data.examples(split)):,} queries{reused}")
-        lines.append(f"  candidates: {stages.candidates[split].folder}")
-        lines.append(f"  evidence:   {evidence.folder}")
-    return "\n".join(lines)
+    products = [*stages.candidates.values(), *stages.evidence.values()]
+    return "\n".join(f"{p.folder}{' (reused)' if p.reused else ''}" for p in products)
 
 
 def _answer(

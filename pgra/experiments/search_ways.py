@@ -5,8 +5,7 @@ A way is a first stage (`dense`), a reranker of its candidates (`likelihood`, or
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,14 @@ from pgra.report.metrics import compare_means, holm
 from pgra.rerank import PAIR_RERANKERS, find_reranker
 from pgra.retrieval.trec import (
     QueryFileArguments,
-    drop_self,
     find_docnos,
     measure_run,
     read_qrels,
 )
 
-_MEASURES = ("nDCG@10", "RR@10", "P@1")  # the first decides
+_MAIN = "nDCG@10"
+_MEASURES = (_MAIN, "RR@10", "P@1")
 _SURE = 0.05
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A way's measures of each judged query, (B,), and its cost.
-
-    `num_read` pairs were read now, others before; `seconds` are of all queries.
-    """
-
-    name: str
-    values: Mapping[str, Values]
-    seconds: float
-    num_read: int
 
 
 def read_way(name: str, args: RunArguments) -> RunArguments:
@@ -74,49 +60,39 @@ def compare_ways(
         PgraError: If a way, the queries or the judgements cannot be used.
     """
     qrels = read_qrels(Path(str(files.qrels)))
-    ways = []
+    measured = {}
+    costs = {}
     for name in files.compare or ():
         stages = Stages.without_task(read_way(name, args), context, corpus)
         corpus = stages.corpus
-        examples = stages.write_queries(list(queries.values()))
+        examples = stages.write_queries(list(queries.values()), drop_self=files.drop_self)
         stages.retriever.prepare(examples)  # its index is there before the time is taken
         start = time.perf_counter()
         _, best = stages.search(examples)
         seconds = time.perf_counter() - start
         stages.release()
         docnos = find_docnos(corpus, best)
-        if files.drop_self:
-            best = drop_self(list(queries), best, docnos)
-        values = measure_run(qrels, list(queries), best, docnos)
-        ways.append(Measured(name, values, seconds, stages.cost.num_new))
-    return describe_ways(ways, len(queries))
+        measured[name] = measure_run(qrels, list(queries), best, docnos)
+        costs[name] = f"{seconds / len(queries):9.2f}{stages.cost.num_new:9,}"
+    return describe_ways(measured, costs)
 
 
-def describe_ways(ways: Sequence[Measured], num_queries: int) -> str:
-    """Describe measured ways in a table, and which is best in a sentence."""
-    main = _MEASURES[0]
-    first = ways[0].values[main]
-    gaps = [compare_means(way.values[main], first, seed=0) for way in ways]
-    p_values = [1.0, *holm([gap.p for gap in gaps[1:]])]
-    head = "".join(f"{name:>9}" for name in (*_MEASURES, "s/query", "read"))
-    lines = [
-        f"{len(first):,} judged queries\n{'':<32}{head}   {main} to the first (95 %), Holm's p"
-    ]
-    for way, gap, p in zip(ways, gaps, p_values, strict=True):
-        means = "".join(f"{way.values[name].mean():9.4f}" for name in _MEASURES)
+def describe_ways(measured: Mapping[str, Mapping[str, Values]], costs: Mapping[str, str]) -> str:
+    """Describe ways by their measures of each judged query, and which is best in a sentence."""
+    first = next(iter(measured))
+    right = measured[first][_MAIN]
+    gaps = {name: compare_means(of[_MAIN], right, seed=0) for name, of in measured.items()}
+    p_values = holm([gap.p for name, gap in gaps.items() if name != first])
+    tests = {}
+    for (name, gap), p in zip(gaps.items(), [1.0, *p_values], strict=True):
         low, high = gap.interval
-        lines.append(
-            f"{way.name:<32}{means}{way.seconds / num_queries:9.2f}{way.num_read:9,}   "
-            f"{gap.difference:+.4f} ({low:+.4f} to {high:+.4f}), p {p:.3g}"
-        )
-    best = max(range(len(ways)), key=lambda number: gaps[number].difference)
-    low, high = gaps[best].interval
-    if best == 0:
-        lines.append(f"None is better than {ways[0].name}.")
-    else:
-        noise = "beyond noise" if p_values[best] < _SURE else "which may be noise"
-        lines.append(
-            f"{ways[best].name} is best: {main} {gaps[best].difference:+.4f} to {ways[0].name} "
-            f"({low:+.4f} to {high:+.4f}, p {p_values[best]:.3g}), {noise}."
-        )
+        tests[name] = f"{gap.difference:+.4f} ({low:+.4f} to {high:+.4f}), p {p:.3g}"
+        tests[name] += ", beyond noise" if p < _SURE else ", within noise"
+    head = "".join(f"{name:>9}" for name in (*_MEASURES, "s/query", "read"))
+    lines = [f"{len(right):,} judged queries; {_MAIN} to {first} (95 %), Holm's p", " " * 32 + head]
+    for name, of in measured.items():
+        means = "".join(f"{of[measure].mean():9.4f}" for measure in _MEASURES)
+        lines.append(f"{name:<32}{means}{costs[name]}   {tests[name]}")
+    best = max(gaps, key=lambda name: gaps[name].difference)
+    lines.append(f"best: {best}, {_MAIN} to {first} {tests[best]}")
     return "\n".join(lines)

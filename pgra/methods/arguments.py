@@ -253,10 +253,6 @@ class RunArguments:
                 section = sections[name]
                 changes = {key: value for key, value in decided.items() if hasattr(section, key)}
                 self.sections[name] = replace(section, **changes) if changes else section
-        if "rerank" in sections and "dense" in self.sections["retriever"].retriever.split("+"):
-            rerank = self.sections["rerank"]
-            if rerank.reranker == "likelihood" and rerank.topic_weight is None:
-                self.sections["rerank"] = replace(rerank, topic_weight=1.0)
         vars(self).update(self.sections)
         if "rerank" not in sections:
             return
@@ -264,8 +260,6 @@ class RunArguments:
         count = self.rerank.num_evidence
         if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
-        if first == "exhaustive" and self.retriever.index_factory != "Flat":
-            raise ConfigError("retriever 'exhaustive' has no index: leave --index_factory out")
         named = self.runtime.method
         if named in ("exhaustive", "fid", "rag", "random") and not count:
             raise ConfigError(

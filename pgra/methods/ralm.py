@@ -9,7 +9,7 @@ there is none.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -78,15 +78,11 @@ def write_prompts(
 
 def open_reader(name: str, args: LMArguments, context: Context) -> LanguageModel:
     """Open the LM that answers; `args` say how it is run."""
-    completer = CompleterArguments(
-        lm=name,
-        lm_dtype=args.lm_dtype,
-        lm_device_map=args.lm_device_map,
-        lm_batch_tokens=args.lm_batch_tokens,
-        lm_tokenizer=args.lm_tokenizer if name.startswith("http") else None,
-        max_parallel_calls=args.max_parallel_calls,
-    )
-    return open_lm(completer, context)
+    shared = {field.name: getattr(args, field.name) for field in fields(LMArguments)}
+    shared["lm"] = name
+    if not name.startswith("http"):
+        shared["lm_tokenizer"] = None
+    return open_lm(CompleterArguments(**shared), context)
 
 
 class Ralm(Pgra):

@@ -283,9 +283,9 @@ class Stages(Timed):
         self.cost = self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
 
-    def write_queries(self, texts: Sequence[str]) -> list[Example]:
-        """Return texts as new queries; each may be a passage of the corpus."""
-        self.finds_itself = True
+    def write_queries(self, texts: Sequence[str], *, drop_self: bool = False) -> list[Example]:
+        """Return texts as new queries, of which each may find itself unless `drop_self`."""
+        self.finds_itself = not drop_self
         write = self.prompt.template.passage_fields
         return [Example(f"text-{number}", write(text)) for number, text in enumerate(texts)]
 

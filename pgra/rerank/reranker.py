@@ -222,7 +222,7 @@ class Reranker(PromptedModel):
                 lm_dtype=dtype,
                 lm_tokenizer=tokenizer,
                 max_prompt_tokens=max_prompt_tokens,
-                topic_weight=float(by == "likelihood") if topic_weight is None else topic_weight,
+                topic_weight=topic_weight,
             )
             values = {"lm": lm, "template": template, "max_prompt_tokens": max_prompt_tokens}
             context = Context(device=device)

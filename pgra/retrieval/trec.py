@@ -221,17 +221,6 @@ def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None
         )
 
 
-def drop_self(
-    queries: Sequence[str], candidates: Candidates, docnos: Mapping[int, str]
-) -> Candidates:
-    """Drop the passage that has its query's id; the others move up."""
-    rows = candidates.rows.copy()
-    for line, query in enumerate(queries):
-        is_self = [docnos.get(row) == query for row in rows[line].tolist()]
-        rows[line, is_self] = MISSING_ROW
-    return Candidates.best(rows, candidates.scores, rows.shape[1])
-
-
 # Queries of a file for `pgra search`: a run is written and measured.
 
 
@@ -259,9 +248,7 @@ class QueryFileArguments(Arguments):
         needs={"queries": True},
     )
     drop_self: bool = arg(
-        False,
-        "Leave out of a query's run the passage that has its id (ArguAna).",
-        needs={"queries": True},
+        False, "Leave out a passage that is the query's own text, spaces aside (ArguAna)."
     )
 
     compare: list[str] | None = arg(
@@ -271,10 +258,6 @@ class QueryFileArguments(Arguments):
         needs={"qrels": True},
         is_distinct=True,
     )
-
-    def check(self) -> None:
-        if self.drop_self and not self.is_run:
-            raise ConfigError("drop_self needs --trec FILE or --qrels FILE")
 
     @property
     def is_run(self) -> bool:
@@ -297,16 +280,12 @@ def finish_run(
     corpus: Corpus,
     *,
     tag: str,
-    k: int,
 ) -> str:
-    """Write the run with k passages a query, measure it, and describe both.
+    """Write the run, measure it, and describe both.
 
     `queries` are ids. DataError if passages have no names, or no query is judged.
     """
     docnos = find_docnos(corpus, candidates)
-    if args.drop_self:
-        candidates = drop_self(queries, candidates, docnos)
-    candidates = candidates.top(k)
     lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
     if args.qrels is not None:  # a fault in them is reported before a run is written
         qrels = read_qrels(Path(args.qrels))

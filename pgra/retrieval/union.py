@@ -1,6 +1,6 @@
 """Candidates of several first stages: by words and by meaning, `--retriever bm25+dense`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Self
@@ -19,27 +19,21 @@ class UnionRetriever(base.Retriever):
     `index_dir` and `output_dir` are the last one's.
     """
 
-    def __init__(self, stages: dict[str, base.Retriever], num_passages: int) -> None:
-        self.fingerprint = {
-            **{name: stage.fingerprint for name, stage in stages.items()},
-            "fusion": "z-scores",
-            "min_depth": MIN_DEPTH,
-        }
+    def __init__(self, stages: Mapping[str, base.Retriever], num_passages: int) -> None:
         self._stages = list(stages.values())
-        self.inputs = [*chain.from_iterable(stage.inputs for stage in self._stages)]
-        self.built = [*chain.from_iterable(stage.built for stage in self._stages)]
         self._num_passages = num_passages
+        self.fingerprint = {name: stage.fingerprint for name, stage in stages.items()}
+        self.fingerprint |= {"fusion": "z-scores", "min_depth": MIN_DEPTH}
+        self.inputs = list(chain.from_iterable(stage.inputs for stage in self._stages))
+        self.built = list(chain.from_iterable(stage.built for stage in self._stages))
 
     @classmethod
     def open(cls, request: base.IndexRequest) -> Self:
-        *others, last = request.args.retriever.split("+")
-        bare = replace(request, args=replace(request.args, index_dir=None), output_dir=None)
         stages = {}
-        for name in others:
-            args = replace(bare.args, retriever=name)
-            stages[name] = base.find_retriever(name).open(replace(bare, args=args))
-        args = replace(request.args, retriever=last)
-        stages[last] = base.find_retriever(last).open(replace(request, args=args))
+        for name in reversed(request.args.retriever.split("+")):
+            args = replace(request.args, retriever=name)
+            stages[name] = base.find_retriever(name).open(replace(request, args=args))
+            request = replace(request, args=replace(args, index_dir=None), output_dir=None)
         return cls(stages, len(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:

@@ -5,7 +5,7 @@ import pytest
 from conftest import SENTENCES
 
 from pgra.cli import main
-from pgra.experiments.search_ways import Measured, describe_ways
+from pgra.experiments.search_ways import describe_ways
 
 
 @pytest.fixture
@@ -29,21 +29,21 @@ def test_ways_are_measured_and_the_best_is_named(flags, capsys):
         assert cells[way][1:4] == ["1.0000"] * 3
     assert float(cells["random"][1]) < 1  # the control
     assert [cells[way][5] for way in ways] == ["0", "0", "0", "24", cells["likelihood+bm25"][5]]
-    assert lines[-1].startswith("dense is best: nDCG@10 +")
+    assert lines[-1].startswith("best: dense, nDCG@10 to random +")
     assert main(["search", *flags, *words, "--compare", "dense", "likelyhood"]) == 2
 
 
 def test_a_sentence_says_how_sure_the_best_is():
-    def way(name, values):
-        of_all = dict.fromkeys(("nDCG@10", "RR@10", "P@1"), np.array(values, float))
-        return Measured(name, of_all, 1.0, 0)
+    def last_line(**ways):
+        names = ("nDCG@10", "RR@10", "P@1")
+        of_all = {way: dict.fromkeys(names, np.array(line, float)) for way, line in ways.items()}
+        return describe_ways(of_all, dict.fromkeys(ways, "")).splitlines()[-1]
 
-    few = describe_ways([way("a", [0, 1, 1]), way("b", [1, 1, 1])], 3)
-    assert few.endswith("which may be noise.")
-    many = describe_ways([way("a", [0] * 40), way("b", [1] * 40), way("c", [0] * 40)], 40)
-    assert many.splitlines()[-1].startswith("b is best: nDCG@10 +1.0000 to a")
-    assert many.endswith("beyond noise.")
-    assert describe_ways([way("a", [1, 1]), way("b", [0, 1])], 2).endswith("better than a.")
+    assert last_line(a=[0, 1, 1], b=[1, 1, 1]).endswith("p 1, within noise")
+    sure = last_line(a=[0] * 40, b=[1] * 40, c=[0] * 40)
+    assert sure.startswith("best: b, nDCG@10 to a +1.0000 (+1.0000 to +1.0000), p ")
+    assert sure.endswith(", beyond noise")
+    assert last_line(a=[1, 1], b=[0, 1]).startswith("best: a, nDCG@10 to a +0.0000")
 
 
 def test_an_answer_comes_with_the_passage_that_has_it(flags, capsys):
