@@ -82,7 +82,9 @@ def main(argv: Sequence[str]) -> int:
     if sections["data"].task is None:
         if not queries:
             raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-        corpus = _choose_defaults(sections, names, is_run=files.is_run)
+        is_read = files.compare or sections["rerank"].reranker != "none"
+        count = _NUM_READ if is_read or not files.is_run else NUM_CANDIDATES
+        corpus = _choose_defaults(sections, names, count)
     if queries:  # all candidates are ordered
         count = sections["retriever"].num_candidates
         sections["rerank"] = replace(sections["rerank"], num_evidence=count)
@@ -90,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     common.quiet_libraries()
     context = work.join(args.runtime.device)
     if context.worker.is_part:
-        message = read_part(args, queries, context)
+        message = read_part(args, queries, context, corpus)
     elif files.compare:
         from pgra.experiments.search_ways import compare_ways
 
@@ -118,13 +120,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _choose_defaults(
-    sections: dict[str, Any], names: Collection[str], *, is_run: bool
+    sections: dict[str, Any], names: Collection[str], num_candidates: int
 ) -> Corpus | None:
     """Choose what a person without a task leaves out; return the corpus of a given index."""
     first = sections["retriever"]
     usual = RetrieverArguments()
     if "num_candidates" not in names and first.num_candidates == usual.num_candidates:
-        first = replace(first, num_candidates=NUM_CANDIDATES if is_run else _NUM_READ)
+        first = replace(first, num_candidates=num_candidates)
     if "encoder" not in names and first.encoder == usual.encoder:
         first = replace(first, encoder=_ENCODER)
         if first.index_dir is None and "dense" in first.retriever:
@@ -152,9 +154,11 @@ def _open(args: RunArguments, context: "Context", corpus: Corpus | None = None) 
     return Stages.read(args, context)
 
 
-def read_part(args: RunArguments, texts: Sequence[str], context: "Context") -> str:
+def read_part(
+    args: RunArguments, texts: Sequence[str], context: "Context", corpus: Corpus | None = None
+) -> str:
     """Let the reranker's model read a part of what it has to read, of splits or for texts."""
-    stages = _open(args, context)
+    stages = _open(args, context, corpus)
     stages.open()
     examples, rows = stages.wanted(stages.write_queries(texts))
     cost = stages.reranker.prepare(examples, rows)

@@ -47,11 +47,9 @@ def test_best_is_a_plain_sort_whatever_the_order_and_top_its_beginning(given_lin
 @given(lines())
 def test_fusion_needs_no_order_scale_or_stage_that_finds_nothing(given_lines):
     rankings = [Candidates.best(*given_lines, 12), Candidates.best(*given_lines, 3)]
-    fused = fuse(rankings, 9)
-    other = fuse([Candidates(r.rows, r.scores * 4 - 8) for r in rankings[::-1]], 9)
-    np.testing.assert_allclose(fused.scores, other.scores, atol=1e-6)
-    alone = fuse([*rankings, Candidates.missing(len(fused), 5)], 9)
-    np.testing.assert_array_equal(alone.rows, fused.rows)
+    moved = [Candidates(r.rows, r.scores * 4 - 8) for r in rankings[::-1]]
+    other = fuse([*moved, Candidates.missing(len(moved[0]), 5)], 9)
+    np.testing.assert_allclose(fuse(rankings, 9).scores, other.scores, atol=1e-6)
 
 
 def test_fusion_by_hand():
