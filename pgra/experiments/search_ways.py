@@ -5,16 +5,16 @@ A way is a first stage (`dense`), a reranker of its candidates (`likelihood`, or
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgra.arrays import Values
 from pgra.context import Context
 from pgra.data.corpus import Corpus
 from pgra.methods.arguments import RunArguments
 from pgra.methods.stages import Stages
 from pgra.report.metrics import compare_means, holm
+from pgra.report.tables import Table
 from pgra.rerank import PAIR_RERANKERS, find_reranker
 from pgra.retrieval.trec import (
     QueryFileArguments,
@@ -24,7 +24,22 @@ from pgra.retrieval.trec import (
 )
 
 _MAIN = "nDCG@10"
-_MEASURES = (_MAIN, "RR@10", "P@1")
+_FORMS = {
+    "way": "",
+    _MAIN: ".4f",
+    "RR@10": ".4f",
+    "P@1": ".4f",
+    "s/query": ".2f",
+    "read": ",",
+    "gain": "+.4f",
+    "low": "+.4f",
+    "high": "+.4f",
+    "p": ".3g",
+}
+_MEANING = (
+    f"gain: in {_MAIN}, to the first way, low to high its 95 % interval over queries, p adjusted "
+    "for all ways (Holm); read: pairs that a model read now, others were kept"
+)
 _SURE = 0.05
 
 
@@ -60,8 +75,7 @@ def compare_ways(
         PgraError: If a way, the queries or the judgements cannot be used.
     """
     qrels = read_qrels(Path(str(files.qrels)))
-    measured = {}
-    costs = {}
+    rows = []
     for name in files.compare or ():
         stages = Stages.without_task(read_way(name, args), context, corpus)
         corpus = stages.corpus
@@ -69,30 +83,29 @@ def compare_ways(
         stages.retriever.prepare(examples)  # its index is there before the time is taken
         start = time.perf_counter()
         _, best = stages.search(examples)
-        seconds = time.perf_counter() - start
+        seconds = (time.perf_counter() - start) / len(queries)
         stages.release()
         docnos = find_docnos(corpus, best)
-        measured[name] = measure_run(qrels, list(queries), best, docnos)
-        costs[name] = f"{seconds / len(queries):9.2f}{stages.cost.num_new:9,}"
-    return describe_ways(measured, costs)
+        values = measure_run(qrels, list(queries), best, docnos)
+        cost = {"s/query": seconds, "read": stages.cost.num_new}
+        rows.append({"way": name, "values": values, **cost})
+    return compare_rows(rows).to_text()
 
 
-def describe_ways(measured: Mapping[str, Mapping[str, Values]], costs: Mapping[str, str]) -> str:
-    """Describe ways by their measures of each judged query, and which is best in a sentence."""
-    first = next(iter(measured))
-    right = measured[first][_MAIN]
-    gaps = {name: compare_means(of[_MAIN], right, seed=0) for name, of in measured.items()}
-    p_values = holm([gap.p for name, gap in gaps.items() if name != first])
-    tests = {}
-    for (name, gap), p in zip(gaps.items(), [1.0, *p_values], strict=True):
+def compare_rows(rows: Sequence[dict[str, Any]]) -> Table:
+    """Compare ways by their "values" of each judged query; the last note names the best."""
+    first = rows[0]["values"][_MAIN]
+    for row in rows:
+        gap = compare_means(row["values"][_MAIN], first, seed=0)
         low, high = gap.interval
-        tests[name] = f"{gap.difference:+.4f} ({low:+.4f} to {high:+.4f}), p {p:.3g}"
-        tests[name] += ", beyond noise" if p < _SURE else ", within noise"
-    head = "".join(f"{name:>9}" for name in (*_MEASURES, "s/query", "read"))
-    lines = [f"{len(right):,} judged queries; {_MAIN} to {first} (95 %), Holm's p", " " * 32 + head]
-    for name, of in measured.items():
-        means = "".join(f"{of[measure].mean():9.4f}" for measure in _MEASURES)
-        lines.append(f"{name:<32}{means}{costs[name]}   {tests[name]}")
-    best = max(gaps, key=lambda name: gaps[name].difference)
-    lines.append(f"best: {best}, {_MAIN} to {first} {tests[best]}")
-    return "\n".join(lines)
+        row |= {"gain": gap.difference, "low": low, "high": high, "p": gap.p}
+        row |= {name: values.mean() for name, values in row["values"].items()}
+    for row, p in zip(rows[1:], holm([row["p"] for row in rows[1:]]), strict=True):
+        row["p"] = p
+    best = max(rows, key=lambda row: row["gain"])
+    noise = "beyond noise" if best["p"] < _SURE else "within noise"
+    why = (
+        f"best: {best['way']}, {_MAIN} {best['gain']:+.4f} to {rows[0]['way']} ({best['low']:+.4f} "
+        f"to {best['high']:+.4f}, p {best['p']:.3g}), {noise}"
+    )
+    return Table.of(f"{len(first):,} judged queries", rows, _FORMS, [_MEANING, why])
