@@ -170,8 +170,11 @@ class Stages(Timed):
     @cached_property
     def reranker(self) -> BaseReranker:
         """The second stage; its LM's weights are loaded at the first use."""
+        args = self.args.rerank
+        if args.reranker == "likelihood" and "dense" not in self.args.retriever.retriever:
+            args = replace(args, topic_weight=args.topic_weight or 0.0)  # BM25's add nothing
         request = RerankRequest(
-            args=self.args.rerank,
+            args=args,
             prompt=self.prompt,
             corpus=self.corpus,
             context=self.context,

@@ -71,7 +71,7 @@ class RerankArguments(DrawnArguments):
     topic_weight: float | None = arg(
         None,
         "Weight of the first stage's scores beside the second's, z-scores of a query; default: 1 "
-        "where auto takes head, and for likelihood.",
+        "where auto takes head, and for likelihood after dense.",
         least=0,
         below=math.inf,
     )
