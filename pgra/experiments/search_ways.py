@@ -16,12 +16,8 @@ from pgra.methods.stages import Stages
 from pgra.report.metrics import compare_means, holm
 from pgra.report.tables import Table
 from pgra.rerank import PAIR_RERANKERS, find_reranker
-from pgra.retrieval.trec import (
-    QueryFileArguments,
-    find_docnos,
-    measure_run,
-    read_qrels,
-)
+from pgra.retrieval import find_retriever
+from pgra.retrieval.trec import QueryFileArguments, find_docnos, measure_run, read_qrels
 
 _MAIN = "nDCG@10"
 _FORMS = {
@@ -44,20 +40,23 @@ _SURE = 0.05
 
 
 def read_way(name: str, args: RunArguments) -> RunArguments:
-    """Return the arguments of a way to search; others are those given."""
+    """Return the arguments of a way to search; a ConfigError if there is none of that name."""
     head, _, added = name.partition("+")
     reranker, _, model = head.partition(":")
-    if reranker not in PAIR_RERANKERS:
-        args = args.having(rerank_options=None).change("rerank", reranker="none")
-        return args.change("retriever", retriever=name)
-    cls: Any = find_reranker(reranker).options_class
-    field = cls.FIELDS.get("lm")
-    weight = args.rerank.topic_weight or 1.0
-    args = args.having(rerank_options=cls(**{field: model}) if field and model else cls())
-    if model and not field:
-        args = args.change("rerank", lm=model)
-    args = args.change("rerank", reranker=reranker, topic_weight=weight if added else 0.0)
-    return args.change("retriever", retriever=added or args.retriever.retriever)
+    changes: dict[str, Any] = {"reranker": "none"}
+    options = None
+    if reranker in PAIR_RERANKERS:
+        cls: Any = find_reranker(reranker).options_class
+        field = cls.FIELDS.get("lm")
+        options = cls(**{field: model}) if field and model else cls()
+        weight = args.rerank.topic_weight or 1.0
+        changes = {"reranker": reranker, "topic_weight": weight if added else 0.0}
+        if model and not field:
+            changes["lm"] = model
+        name = added or args.retriever.retriever
+    find_retriever(name)  # an unknown one is refused before another is run
+    args = args.having(rerank_options=options).change("retriever", retriever=name)
+    return args.change("rerank", **changes)
 
 
 def compare_ways(
@@ -75,9 +74,10 @@ def compare_ways(
         PgraError: If a way, the queries or the judgements cannot be used.
     """
     qrels = read_qrels(Path(str(files.qrels)))
+    ways = {name: read_way(name, args) for name in files.compare or ()}
     rows = []
-    for name in files.compare or ():
-        stages = Stages.without_task(read_way(name, args), context, corpus)
+    for name, way_args in ways.items():
+        stages = Stages.without_task(way_args, context, corpus)
         corpus = stages.corpus
         examples = stages.write_queries(list(queries.values()), drop_self=files.drop_self)
         stages.retriever.prepare(examples)  # its index is there before the time is taken
