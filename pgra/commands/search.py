@@ -15,7 +15,7 @@ from pgra.methods.arguments import RalmArguments, RunArguments
 from pgra.reader.arguments import ReaderArguments
 from pgra.retrieval.arguments import RetrieverArguments
 from pgra.retrieval.base import Recipe
-from pgra.retrieval.trec import NUM_CANDIDATES, QueryFileArguments, finish_run
+from pgra.retrieval.trec import QueryFileArguments, finish_run
 
 if TYPE_CHECKING:
     from pgra.context import Context
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUM_READ = 20  # candidates of a text without a task: an LM reads them while a person waits
+_NUM_CANDIDATES = 20  # of a text without a task: an LM reads them while a person waits
 _ANSWER_TOKENS = 16
 _ENCODER = "bundled:minilm-l6"
 
@@ -82,9 +82,7 @@ def main(argv: Sequence[str]) -> int:
     if sections["data"].task is None:
         if not queries:
             raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-        is_read = files.compare or sections["rerank"].reranker != "none"
-        count = _NUM_READ if is_read or not files.is_run else NUM_CANDIDATES
-        corpus = _choose_defaults(sections, names, count)
+        corpus = _choose_defaults(sections, names)
     if queries:  # all candidates are ordered
         count = sections["retriever"].num_candidates
         sections["rerank"] = replace(sections["rerank"], num_evidence=count)
@@ -119,14 +117,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _choose_defaults(
-    sections: dict[str, Any], names: Collection[str], num_candidates: int
-) -> Corpus | None:
+def _choose_defaults(sections: dict[str, Any], names: Collection[str]) -> Corpus | None:
     """Choose what a person without a task leaves out; return the corpus of a given index."""
     first = sections["retriever"]
     usual = RetrieverArguments()
     if "num_candidates" not in names and first.num_candidates == usual.num_candidates:
-        first = replace(first, num_candidates=num_candidates)
+        first = replace(first, num_candidates=_NUM_CANDIDATES)
     if "encoder" not in names and first.encoder == usual.encoder:
         first = replace(first, encoder=_ENCODER)
         if first.index_dir is None and "dense" in first.retriever:

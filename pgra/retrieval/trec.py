@@ -224,9 +224,6 @@ def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None
 # Queries of a file for `pgra search`: a run is written and measured.
 
 
-NUM_CANDIDATES = 100  # passages of a query in a run, by default
-
-
 @dataclass(kw_only=True)
 class QueryFileArguments(Arguments):
     """Queries of a file, and what becomes of what is found."""

@@ -5,8 +5,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Self
 
-import numpy as np
-
 from pgra.retrieval import base
 from pgra.types import MISSING_ROW, Candidates
 
@@ -43,21 +41,19 @@ class UnionRetriever(base.Retriever):
 
 
 def fuse(rankings: Sequence[Candidates], k: int) -> Candidates:
-    """Fuse rankings of the same queries by their standardized scores: (B, k).
+    """Fuse rankings of the same queries by their scores: (B, k).
 
-    A passage's score is the sum over the rankings, of which one that lacks it counts its own last
-    score. A ranking without any candidate of a query adds nothing. Ties go by row.
+    A passage's score is the sum, over the rankings that hold it, of how far it stands above the
+    ranking's last one, in standard deviations of the query's scores. Ties go by row.
     """
-    scores = [ranking.standardized() for ranking in rankings]
     best = Candidates.missing(len(rankings[0]), k)
+    standard = [ranking.standardized() for ranking in rankings]
     for line in range(len(best)):
-        rows = np.unique(np.concatenate([ranking.rows[line] for ranking in rankings]))
-        rows = rows[rows != MISSING_ROW]
-        totals = np.zeros(len(rows))
-        for ranking, values in zip(rankings, scores, strict=True):
-            is_there = ranking.rows[line] != MISSING_ROW
-            of_row = dict(zip(ranking.rows[line, is_there], values[line, is_there], strict=True))
-            last = min(of_row.values(), default=0.0)
-            totals += [of_row.get(row, last) for row in rows]
-        best.fill(line, rows, totals)
+        totals: dict[int, float] = {}
+        for ranking, scores in zip(rankings, standard, strict=True):
+            above = scores[line] - scores[line].min(initial=0)
+            for row, score in zip(ranking.rows[line].tolist(), above.tolist(), strict=True):
+                totals[row] = totals.get(row, 0) + score
+        totals.pop(MISSING_ROW, None)
+        best.fill(line, [*totals], [*totals.values()])
     return best

@@ -53,13 +53,12 @@ def test_fusion_needs_no_order_scale_or_stage_that_finds_nothing(given_lines):
 
 
 def test_fusion_by_hand():
-    """Standardized they are 1, -1 and 1, -1; row 3 has the first ranking's last score, row 5 the
-    second's. Row 7 is found by one stage alone."""
+    """Standardized they are 1, -1 and 1, -1: 2 and 0 above the last. Row 7 has one stage alone."""
     first = Candidates(np.array([[5, 4], [-1, -1]]), np.array([[9, 7], [-np.inf] * 2], np.float32))
     second = Candidates(np.array([[4, 3], [7, -1]]), np.array([[2, 1], [3, -np.inf]], np.float32))
     fused = fuse([first, second], 3)
     assert fused.rows.tolist() == [[4, 5, 3], [7, -1, -1]]
-    assert fused.scores.tolist() == [[0, 0, -2], [0, -np.inf, -np.inf]]
+    assert fused.scores.tolist() == [[2, 2, 0], [0, -np.inf, -np.inf]]
 
 
 def test_a_score_that_is_not_a_number_is_refused():
