@@ -104,8 +104,7 @@ def compare_rows(rows: Sequence[dict[str, Any]]) -> Table:
         row["p"] = p
     best = max(rows, key=lambda row: row["gain"])
     noise = "beyond noise" if best["p"] < _SURE else "within noise"
-    why = (
-        f"best: {best['way']}, {_MAIN} {best['gain']:+.4f} to {rows[0]['way']} ({best['low']:+.4f} "
-        f"to {best['high']:+.4f}, p {best['p']:.3g}), {noise}"
-    )
+    interval = f"{best['low']:+.4f} to {best['high']:+.4f}"
+    test = f"{best['gain']:+.4f} to {rows[0]['way']} ({interval}, p {best['p']:.3g})"
+    why = f"best: {best['way']}, {_MAIN} {test}, {noise}"
     return Table.of(f"{len(first):,} judged queries", rows, _FORMS, [_MEANING, why])
