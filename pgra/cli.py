@@ -34,7 +34,7 @@ _MMAP_THRESHOLD = -3
 # it is called; and its help.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "index": ("index", "build an index"),
-    "search": ("rerank:search", "look up passages near a text; with --task, as an LM orders them"),
+    "search": ("search", "find passages for a text, or a task; with --lm, as an LM orders them"),
     "train": ("train", "train a reader on a task, and measure it"),
     "icl": ("icl", "decide by a frozen LM after labelled examples (KATE)"),
     "evaluate": ("evaluate", "measure a trained run again"),
@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("list", "list the tasks, and the models and data that come inside packages"),
     "claims": ("claims", "make true and false claims of a corpus, whose evidence is in it"),
 }
-# Commands that several processes share; of `search`, only that for a task.
+# Commands that several processes share.
 _SHARED = ("ablate", "demo", "evaluate", "icl", "index", "search", "train")
 
 

@@ -10,12 +10,13 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pgra.arrays import Rows, Scores
+from pgra.arrays import Rows, Scores, Values
 from pgra.errors import DataError, show
 
 Json = object  # anything that `json.dumps` takes; mypy has no finite JSON type
 Fields = Mapping[str, Json]  # of a fingerprint or a record
 MISSING_ROW = -1
+_ROUNDING = 1e-6  # of a query's largest score: less spread than this is float32's own
 UNDECIDED = "(no label)"  # an LM that writes freely wrote no label's word: always wrong
 
 
@@ -91,6 +92,20 @@ class Candidates:
     def top(self, n: int) -> "Candidates":
         """Keep each query's first n."""
         return Candidates(self.rows[:, :n], self.scores[:, :n])
+
+    def standardized(self) -> Values:
+        """Return z-scores (B, K): each query's less their mean, over their standard deviation.
+
+        They are 0 where a row is missing, or all scores are equal.
+        """
+        present = self.rows != MISSING_ROW
+        values = np.where(present, self.scores, 0).astype(np.float64)
+        count = np.maximum(1, present.sum(axis=1, keepdims=True))
+        off = np.where(present, values - values.sum(axis=1, keepdims=True) / count, 0)
+        spread = np.sqrt((off**2).sum(axis=1, keepdims=True) / count)
+        varies = spread > _ROUNDING * np.abs(values).max(axis=1, initial=0, keepdims=True)
+        standard: Values = off / np.where(varies, spread, 1) * varies
+        return standard
 
     def __len__(self) -> int:
         return len(self.rows)

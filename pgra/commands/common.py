@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import Arguments, arg, field_names, parse_arguments, parse_sections
+from pgra.context import ALONE, Context, join_context
 from pgra.data.examples import DataArguments
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, check_alone
 from pgra.methods.arguments import METHODS, STAGES, RunArguments, RuntimeArguments
+from pgra.parallel import Worker
 from pgra.reader.arguments import TrainingArguments
+from pgra.types import as_query
 
 if TYPE_CHECKING:
     from pgra.runs import Run
@@ -46,6 +50,39 @@ class SeriesArguments(Arguments):
         decides=False,
         is_common=True,
     )
+
+
+@dataclass(kw_only=True)
+class WorkArguments(Arguments):
+    """Who shares the work, without `accelerate launch`."""
+
+    shard: str | None = arg(
+        None,
+        "I/N: encode or read what part I, from 0, of N has to do, then what slow parts have left, "
+        "and end. The same command without it continues from there.",
+    )
+
+    def join(self, device: str, artifacts: Path = ALONE.artifacts) -> Context:
+        """Return the context of this part of the job, or else that of `accelerate launch`."""
+        if self.shard is None:
+            return join_context(device, artifacts)
+        check_alone("--shard")
+        rank, _, world = self.shard.partition("/")
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+            raise ConfigError(f"--shard {self.shard!r} is not I/N, such as 0/8 to 7/8")
+        worker = Worker(int(rank), int(world), is_part=True)
+        return Context(worker, artifacts=artifacts, device=device)
+
+
+@dataclass(kw_only=True)
+class TextArguments(Arguments):
+    """What is looked up."""
+
+    text: list[str] = arg([], "Texts, each in quotes; they may also stand first, bare.")
+
+    def check(self) -> None:
+        for text in self.text:
+            as_query("--text", text)
 
 
 def all_arguments() -> set[str]:

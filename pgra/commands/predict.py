@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands import common
-from pgra.commands.index import TextArguments
 from pgra.config import Arguments, arg
 from pgra.data.read import TABLES, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, visible
@@ -55,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
       pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
     words = common.name_leading("--text", argv)
-    texts, args = common.parse(main, [TextArguments, PredictArguments], words)
+    texts, args = common.parse(main, [common.TextArguments, PredictArguments], words)
     if bool(texts.text) == bool(args.file):
         raise ConfigError("give texts (pgra predict 'a text' --run RUN) or --file FILE, not both")
     common.quiet_libraries()

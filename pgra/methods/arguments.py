@@ -260,8 +260,6 @@ class RunArguments:
         count = self.rerank.num_evidence
         if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
-        if first == "exhaustive" and self.retriever.index_factory != "Flat":
-            raise ConfigError("retriever 'exhaustive' has no index: leave --index_factory out")
         named = self.runtime.method
         if named in ("exhaustive", "fid", "rag", "random") and not count:
             raise ConfigError(

@@ -341,7 +341,7 @@ class Pgra(Method):
         names = [args.reader.model_name_or_path, *super().sources()]
         if not self.stages.depth:
             return names
-        if args.retriever.retriever in ("dense", "hybrid"):
+        if "dense" in args.retriever.retriever.split("+"):
             names.append(args.retriever.encoder)
         models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
         return [*names, *models, *args.corpus.sources]
@@ -397,7 +397,7 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments) -> RunArgument
     if "dtype" in lm:
         args = args.change("rerank", lm_dtype=lm["dtype"])
     index = fingerprints.get("index", {})
-    index = index.get("dense", index)  # of a hybrid
+    index = index.get("dense", index)  # of bm25+dense
     if "encoder" in index:
         args = args.change("retriever", encoder_dtype=index["dtype"])
     return args

@@ -9,17 +9,18 @@ there is none.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from pgra.arrays import Scores
+from pgra.context import Context
 from pgra.data.answers import AnsweredExample
 from pgra.errors import DamageError, reading
 from pgra.lm import open_lm
-from pgra.lm.base import CompleterArguments, LanguageModel
+from pgra.lm.base import CompleterArguments, LanguageModel, LMArguments
 from pgra.methods.arguments import METHODS
 from pgra.methods.base import SPLITS
 from pgra.methods.kate import answer_bar, count_word_tokens, score_words, write_answers
@@ -75,6 +76,15 @@ def write_prompts(
     return [write(row, count) for row, count in enumerate(fit.counts.tolist())]
 
 
+def open_reader(name: str, args: LMArguments, context: Context) -> LanguageModel:
+    """Open the LM that answers; `args` say how it is run."""
+    shared = {field.name: getattr(args, field.name) for field in fields(LMArguments)}
+    shared["lm"] = name
+    if not name.startswith("http"):
+        shared["lm_tokenizer"] = None
+    return open_lm(CompleterArguments(**shared), context)
+
+
 class Ralm(Pgra):
     """Lets a frozen causal LM read evidence and decide, or write."""
 
@@ -83,17 +93,8 @@ class Ralm(Pgra):
 
     def open_tokenizer(self) -> None:
         """Open the LM, whose weights are loaded when they are needed; its answers are kept."""
-        rerank = self.args.rerank
         answer_words(self.verbalizer.words)  # refuses ambiguous words
-        completer = CompleterArguments(
-            lm=self.source.name,
-            lm_dtype=rerank.lm_dtype,
-            lm_device_map=rerank.lm_device_map,
-            lm_batch_tokens=rerank.lm_batch_tokens,
-            lm_tokenizer=rerank.lm_tokenizer if self.source.name.startswith("http") else None,
-            max_parallel_calls=rerank.max_parallel_calls,
-        )
-        self.lm = open_lm(completer, self.context)
+        self.lm = open_reader(self.source.name, self.args.rerank, self.context)
         self.source.inputs.check()  # the LM that the run names is the one that was opened
 
     @cached_property

@@ -39,6 +39,7 @@ from pgra.rerank import (
 )
 from pgra.rerank.arguments import DrawnArguments
 from pgra.rerank.bank import query_key
+from pgra.rerank.base import RerankCost
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.types import MISSING_ROW, Candidates, Example, Json
@@ -63,9 +64,11 @@ class Stages(Timed):
         prompt: The LM's; without exemplars where no LM reads one.
         candidates: The first stage's by split.
         evidence: The second stage's by split: all candidates in the new order.
+        cost: Of the last search.
         finds_itself: Whether a passage that is a query's text, but for spaces, is its candidate.
     """
 
+    cost = RerankCost()
     finds_itself = False
 
     def __init__(
@@ -127,8 +130,12 @@ class Stages(Timed):
         return stages
 
     @classmethod
-    def without_task(cls, args: RunArguments, context: Context) -> Self:
+    def without_task(
+        cls, args: RunArguments, context: Context, corpus: Corpus | None = None
+    ) -> Self:
         """Search for texts, ordered by a reranker that reads no prompt; k is at most the corpus.
+
+        That is the arguments' if None.
 
         Raises:
             ConfigError: If the reranker reads a task's prompt.
@@ -142,6 +149,8 @@ class Stages(Timed):
         task = bare_task("texts", ["text"])
         prompt = FewShotPrompt(prompt_template(task))
         stages = cls(args, context, prompt, TaskData(task, (), (), ()))
+        if corpus is not None:
+            stages.corpus = corpus
         count = min(args.retriever.num_candidates, len(stages.corpus))
         args = args.change("rerank", num_evidence=min(args.rerank.num_evidence, count))
         stages.args = args.change("retriever", num_candidates=count)
@@ -161,8 +170,11 @@ class Stages(Timed):
     @cached_property
     def reranker(self) -> BaseReranker:
         """The second stage; its LM's weights are loaded at the first use."""
+        args = self.args.rerank
+        if args.reranker == "likelihood" and "dense" not in self.args.retriever.retriever:
+            args = replace(args, topic_weight=args.topic_weight or 0.0)  # BM25's add nothing
         request = RerankRequest(
-            args=self.args.rerank,
+            args=args,
             prompt=self.prompt,
             corpus=self.corpus,
             context=self.context,
@@ -271,8 +283,14 @@ class Stages(Timed):
         """
         self.retriever.prepare(queries)
         first = self._retrieve(queries)
-        self.reranker.prepare(queries, first.rows)
+        self.cost = self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
+
+    def write_queries(self, texts: Sequence[str], *, drop_self: bool = False) -> list[Example]:
+        """Return texts as new queries, of which each may find itself unless `drop_self`."""
+        self.finds_itself = not drop_self
+        write = self.prompt.template.passage_fields
+        return [Example(f"text-{number}", write(text)) for number, text in enumerate(texts)]
 
     def _retrieve(self, examples: Sequence[Example]) -> Candidates:
         """Return the first stage's candidates, (B, K); see `finds_itself`."""

@@ -81,7 +81,8 @@ class RerankArguments(DrawnArguments):
     )
     topic_weight: float | None = arg(
         None,
-        "Weight of the first stage's scores beside the second's; default: 1 where auto takes head.",
+        "Weight of the first stage's scores beside the second's, z-scores of a query; default: 1 "
+        "where auto takes head, and for likelihood after dense.",
         least=0,
         below=math.inf,
     )
@@ -90,7 +91,7 @@ class RerankArguments(DrawnArguments):
         """Return the same with what `auto` stands for, given a task's training queries."""
         earlier = data.fingerprint or {}
         if self.similarity != AUTO or self.reranker != "prompted":
-            return replace(self, topic_weight=self.topic_weight or 0.0)
+            return self
         if "similarity" in earlier:
             weight: Any = earlier.get("topic_weight", 0.0)
             return replace(self, similarity=str(earlier["similarity"]), topic_weight=weight)

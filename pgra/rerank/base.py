@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pgra.arrays import Rows, Scores
 from pgra.config import Arguments
@@ -78,9 +77,6 @@ class RerankCost:
         if self.num_new:
             detail = f"in {self.seconds:.0f} s, {self.num_cut} texts cut"
         return f"{self.num_new} LM forwards, one for each new text, {detail}"
-
-
-_ROUNDING = 1e-6  # of a line's largest score: less spread than this is float32's own
 
 
 class BaseReranker(ABC):
@@ -219,18 +215,5 @@ def add_topic(scores: Scores, first: Candidates, weight: float) -> Scores:
     The second stage may go by the label alone, and give all queries of a label the same evidence;
     the first goes by a query's topic. Scores are (B, K), -inf where a candidate is missing.
     """
-    present = first.rows != MISSING_ROW
-    topic = _standardized(first.scores, present)
-    mixed = (_standardized(scores, present) + weight * topic).astype(np.float32)
-    return np.where(present, mixed, np.float32(-np.inf))
-
-
-def _standardized(scores: Scores, present: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Return each line less its mean, over its standard deviation; 0 where all are equal."""
-    values = np.where(present, scores, 0).astype(np.float64)
-    count = np.maximum(1, present.sum(axis=1, keepdims=True))
-    off = np.where(present, values - values.sum(axis=1, keepdims=True) / count, 0)
-    spread = np.sqrt((off**2).sum(axis=1, keepdims=True) / count)
-    varies = spread > _ROUNDING * np.abs(values).max(axis=1, initial=0, keepdims=True)
-    standard: npt.NDArray[np.float64] = off / np.where(varies, spread, 1) * varies
-    return standard
+    mixed = Candidates(first.rows, scores).standardized() + weight * first.standardized()
+    return np.where(first.rows != MISSING_ROW, mixed, -np.inf).astype(np.float32)

@@ -41,6 +41,7 @@ class LikelihoodReranker(PairBankReranker):
     reads_lm = True
     reads_prompt = False
     reads_passages = True
+    topic_weight = 1.0
 
     def __init__(self, request: ScorerRequest) -> None:
         """Open an LM, without its weights, and the bank of its scores.

@@ -85,7 +85,8 @@ class PairBankReranker(ScoringReranker):
         self.counter = self
         self.num_cut = 0
         self.busy = Turn()
-        self.topic_weight = request.args.topic_weight or 0.0
+        if request.args.topic_weight is not None:
+            self.topic_weight = request.args.topic_weight
         device = load.choose_device(self.context.device)
         self.shard_rows = load.batch_budget(request.args.bank_shard_rows, device)
         if isinstance(request, RerankRequest):

@@ -24,7 +24,13 @@ from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_forma
 from pgra.rerank import PAIR_RERANKERS, find_reranker
 from pgra.rerank.arguments import AUTO, FitData, RerankArguments
 from pgra.rerank.bank import query_key
-from pgra.rerank.base import BaseReranker, ReadyReranker, RerankRequest, ScorerRequest
+from pgra.rerank.base import (
+    BaseReranker,
+    ReadyReranker,
+    RerankRequest,
+    ScorerRequest,
+    add_topic,
+)
 from pgra.rerank.pairs import PairBankReranker
 from pgra.rerank.similarity import find_similarity
 from pgra.rerank.states import (
@@ -158,6 +164,7 @@ class Reranker(PromptedModel):
         max_prompt_tokens: int | None = None,
         chat_template: str = "off",
         by: str = "states",
+        topic_weight: float | None = None,
     ) -> None:
         """Write the prompt and find the LM; its weights are loaded on first use.
 
@@ -187,6 +194,8 @@ class Reranker(PromptedModel):
                 see `--reranker`. These take a name, device and dtype, and as `template` a text with
                 {query} and {passage}, but a cross-encoder; None is their own. Likelihood takes the
                 `tokenizer` of a server, all `max_prompt_tokens`. Others are refused.
+            topic_weight: Of these, as `--topic_weight`, where hits are ranked; None: 1 for
+                likelihood.
 
         Raises:
             PgraError: If a name is unknown, an example cannot be read, the prompt leaves no room
@@ -194,6 +203,8 @@ class Reranker(PromptedModel):
             ValueError: If neither task nor template is given.
         """
         self._scorer: StateRanker | PairBankReranker
+        if by == "states" and topic_weight is not None:
+            raise ConfigError("topic_weight is for rerankers of pairs: leave it out")
         if by != "states":
             choose("by", by, ("states", *PAIR_RERANKERS))
             cls: Any = find_reranker(by)
@@ -216,6 +227,7 @@ class Reranker(PromptedModel):
                 lm_dtype=dtype,
                 lm_tokenizer=tokenizer,
                 max_prompt_tokens=max_prompt_tokens,
+                topic_weight=topic_weight,
             )
             values = {"lm": lm, "template": template, "max_prompt_tokens": max_prompt_tokens}
             context = Context(device=device)
@@ -271,8 +283,9 @@ class Reranker(PromptedModel):
         Args:
             query: A text (of a task with several inputs the first), or a mapping of the inputs. Or
                 a list of queries. None is blank.
-            documents: Texts, or the hits of a search, which keep their places. A blank one is
-                ranked too: it says nothing, and still has its place in the list.
+            documents: Texts, or the hits of a search, which keep their places, and whose scores
+                are added with `topic_weight`, all standardized. A blank one is ranked too: it says
+                nothing, and still has its place in the list.
             k: How many of the best; None: all.
 
         Returns:
@@ -286,12 +299,18 @@ class Reranker(PromptedModel):
             check_count("k", k)
         texts = []
         indices = []
+        firsts = []
         for index, document in enumerate(as_list("documents", documents)):
             is_hit = isinstance(document, Hit)
             texts.append(document.text if is_hit else document)
             indices.append(document.index if is_hit else index)
+            firsts += [document.score] if is_hit else []
         scores = np.atleast_2d(self.score(query, texts))
         rows = np.broadcast_to(np.arange(len(texts)), scores.shape)
+        weight = getattr(self._scorer, "topic_weight", 0)
+        if weight and is_query(query) and len(firsts) == len(texts):
+            first = Candidates(rows, np.array([firsts], np.float32))
+            scores = add_topic(scores, first, weight)
         best = Candidates.best(rows, scores, min(k or len(texts), len(texts)))
         hits = []
         for line, values in zip(best.rows.tolist(), best.scores.tolist(), strict=True):

@@ -32,7 +32,7 @@ class IndexRequest:
     Attributes:
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its `options_class`.
-        output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
+        output_dir: Where to build instead of under the artifacts; of a union its last stage.
         reranker: The second stage of the run that asks; None without one.
     """
 

@@ -1,4 +1,4 @@
-"""First stage by words: `bm25s`' Okapi BM25, alone or fused with the dense retriever (hybrid)."""
+"""First stage by words: `bm25s`' Okapi BM25."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from pgra.artifacts import (
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval import base
-from pgra.types import MISSING_ROW, Candidates, Fields
+from pgra.types import Candidates, Fields
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +61,9 @@ class BM25Retriever(base.Retriever):
         args = request.args
         fields = {**request.corpus.fingerprint, **_SETTINGS}
         folder = artifact_dir(request.context.artifacts / base.INDEXES, "bm25", fields)
-        if args.retriever == "bm25":  # hybrid's given folders are the dense one's
-            folder = Path(args.index_dir or request.output_dir or folder)
-            if args.index_dir is not None:
-                read_manifest(folder, stage=_STAGE, fingerprint=fields)
+        folder = Path(args.index_dir or request.output_dir or folder)
+        if args.index_dir is not None:
+            read_manifest(folder, stage=_STAGE, fingerprint=fields)
         if not is_finished(folder):
             base.refuse_strangers(folder, ())
         artifact = build_once(
@@ -127,59 +126,3 @@ def _quiet_bm25s() -> Any:
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
     return bm25s
-
-
-# By meaning and by words: dense and BM25, fused by reciprocal rank.
-
-
-FUSION_CONSTANT = 60
-MIN_DEPTH = 100
-
-
-class HybridRetriever(base.Retriever):
-    """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`.
-
-    `index_dir` and `output_dir` are the dense one's.
-    """
-
-    def __init__(self, dense: base.Retriever, bm25: BM25Retriever, num_passages: int) -> None:
-        self.fingerprint = {
-            "dense": dense.fingerprint,
-            "bm25": bm25.fingerprint,
-            "fusion_constant": FUSION_CONSTANT,
-            "min_depth": MIN_DEPTH,
-        }
-        self._halves = (dense, bm25)
-        self.inputs = dense.inputs
-        self.built = [*dense.built, *bm25.built]
-        self._num_passages = num_passages
-
-    @classmethod
-    def open(cls, request: base.IndexRequest) -> Self:
-        from pgra.retrieval.dense import Index  # it brings torch
-
-        dense = Index.open(request)
-        bm25 = BM25Retriever.open(request)
-        return cls(dense, bm25, len(request.corpus))
-
-    def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Return each query's best k passages; scores are sums of reciprocal ranks."""
-        depth = min(max(k, MIN_DEPTH), self._num_passages)
-        return fuse_by_rank([half.retrieve(queries, depth) for half in self._halves], k)
-
-
-def fuse_by_rank(rankings: Sequence[Candidates], k: int) -> Candidates:
-    """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60): (B, k).
-
-    A passage's score is the sum, over the rankings that hold it, of 1 / (60 + rank), the first rank
-    being 1. Missing entries add nothing; ties go by row.
-    """
-    best = Candidates.missing(len(rankings[0]), k)
-    for line in range(len(best)):
-        gains: dict[int, float] = {}
-        for ranking in rankings:
-            for rank, row in enumerate(ranking.rows[line].tolist(), 1):
-                gains[row] = gains.get(row, 0) + 1 / (FUSION_CONSTANT + rank)
-        gains.pop(MISSING_ROW, None)
-        best.fill(line, [*gains], [*gains.values()])
-    return best

@@ -118,6 +118,9 @@ class Index(Retriever):
         self.built = [built]
         self.keeper: TemporaryFolder | None = None
         self._index = _open_index(built, factor, request.context.device)
+        if cut := built.manifest.counts["cut"]:
+            advice = "--passage_words 100 would split them"
+            logger.warning("of %d of %d passages only a part is read: %s", cut, len(self), advice)
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -173,8 +176,6 @@ class Index(Retriever):
         request = IndexRequest(args=args, corpus=corpus, context=context, output_dir=folder)
         index = cls(request, opened)
         index.keeper = keeper
-        if cut := index.built[0].manifest.counts["cut"]:
-            logger.warning("of %d passages of %d the encoder reads only a part", cut, len(index))
         return index
 
     @classmethod

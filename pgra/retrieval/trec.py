@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from pgra.arrays import Values
 from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments, arg
 from pgra.data.corpus import Corpus
@@ -170,10 +171,10 @@ def measure_run(
     queries: Sequence[str],
     candidates: Candidates,
     docnos: Mapping[int, str],
-) -> dict[str, float]:
-    """Return measures of candidates, with `ir-measures`, as means over the judged queries, in 0..1.
+) -> dict[str, Values]:
+    """Return measures of candidates, with `ir-measures`, of each judged query, (B,), in 0..1.
 
-    They are nDCG@10, RR@10 (the mean is called MRR@10), P@10, R@10 (recall) and R@K.
+    They are nDCG@10, RR@10 (the mean is called MRR@10), P@1, P@10, R@10 (recall) and R@K.
 
     Args:
         qrels: By query and passage; other queries are ignored.
@@ -190,14 +191,17 @@ def measure_run(
     judged = {query: qrels[query] for query in queries if query in qrels}
     if not judged:
         raise DataError(f"no query is judged: the qrels have no query '{queries[0]}', for example")
-    measures = [ir.nDCG @ 10, ir.RR @ 10, ir.P @ 10]
+    measures = [ir.nDCG @ 10, ir.RR @ 10, ir.P @ 1, ir.P @ 10]
     measures += [ir.R @ depth for depth in sorted({10, candidates.rows.shape[1]})]
     run = {}
     for query, rows in zip(queries, candidates.rows.tolist(), strict=True):
         # Scores that fall by rank: each measure would break ties in a way of its own.
         run[query] = {docnos[row]: -rank for rank, row in enumerate(rows) if row != MISSING_ROW}
-    means = ir.calc_aggregate(measures, judged, run)
-    return {str(measure): float(means[measure]) for measure in measures}
+    places = {query: place for place, query in enumerate(judged)}
+    values = {str(measure): np.zeros(len(judged)) for measure in measures}
+    for metric in ir.iter_calc(measures, judged, run):
+        values[str(metric.measure)][places[metric.query_id]] = metric.value
+    return values
 
 
 def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None:
@@ -217,21 +221,7 @@ def warn_of_unknown(corpus: Corpus, judged: Iterable[Mapping[str, int]]) -> None
         )
 
 
-def drop_self(
-    queries: Sequence[str], candidates: Candidates, docnos: Mapping[int, str]
-) -> Candidates:
-    """Drop the passage that has its query's id; the others move up."""
-    rows = candidates.rows.copy()
-    for line, query in enumerate(queries):
-        is_self = [docnos.get(row) == query for row in rows[line].tolist()]
-        rows[line, is_self] = MISSING_ROW
-    return Candidates.best(rows, candidates.scores, rows.shape[1])
-
-
 # Queries of a file for `pgra search`: a run is written and measured.
-
-
-NUM_CANDIDATES = 100  # passages of a query in a run, by default
 
 
 @dataclass(kw_only=True)
@@ -255,14 +245,16 @@ class QueryFileArguments(Arguments):
         needs={"queries": True},
     )
     drop_self: bool = arg(
-        False,
-        "Leave out of a query's run the passage that has its id (ArguAna).",
-        needs={"queries": True},
+        False, "Leave out a passage that is the query's own text, spaces aside (ArguAna)."
     )
 
-    def check(self) -> None:
-        if self.drop_self and not self.is_run:
-            raise ConfigError("drop_self needs --trec FILE or --qrels FILE")
+    compare: list[str] | None = arg(
+        None,
+        "Measure several ways to search by --qrels, each tested against the first, such as: dense "
+        "likelihood likelihood+dense cross-encoder:MODEL.",
+        needs={"qrels": True},
+        is_distinct=True,
+    )
 
     @property
     def is_run(self) -> bool:
@@ -285,24 +277,20 @@ def finish_run(
     corpus: Corpus,
     *,
     tag: str,
-    k: int,
 ) -> str:
-    """Write the run with k passages a query, measure it, and describe both.
+    """Write the run, measure it, and describe both.
 
     `queries` are ids. DataError if passages have no names, or no query is judged.
     """
     docnos = find_docnos(corpus, candidates)
-    if args.drop_self:
-        candidates = drop_self(queries, candidates, docnos)
-    candidates = candidates.top(k)
     lines = [f"{len(queries):,} queries, up to {candidates.rows.shape[1]} passages each"]
     if args.qrels is not None:  # a fault in them is reported before a run is written
         qrels = read_qrels(Path(args.qrels))
-        means = measure_run(qrels, queries, candidates, docnos)
+        measured = measure_run(qrels, queries, candidates, docnos)
         judged = [qrels[query] for query in queries if query in qrels]
         warn_of_unknown(corpus, judged)
         lines.append(f"mean of {len(judged):,} judged queries:")
-        lines += [f"  {name:<8} {value:.4f}" for name, value in means.items()]
+        lines += [f"  {name:<8} {values.mean():.4f}" for name, values in measured.items()]
     if args.trec is not None:
         write_run(Path(args.trec), queries, candidates, docnos, tag=tag)
         lines.append(f"run: {args.trec}")

@@ -37,7 +37,7 @@ def fingerprint(folder):
     return json.loads((folder / "manifest.json").read_text())["fingerprint"]
 
 
-@pytest.mark.parametrize("retriever", ["bm25", "hybrid"])
+@pytest.mark.parametrize("retriever", ["bm25", "bm25+dense"])
 def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_path, retriever):
     mine, words = tmp_path / "mine", [*flags, "--retriever", retriever, "--output_dir"]
     mine.mkdir()

@@ -139,6 +139,22 @@ def test_auto_is_head_where_each_label_has_eight_examples(make):
     assert np.abs(few.score(TWO, SENTENCES) - ours.score(TWO, SENTENCES)).max() > 1e-3
 
 
+def test_the_scores_of_hits_are_added_standardized(lm_dirs):
+    lm = str(lm_dirs["opt"])
+    likely = pgra.Reranker(lm, by="likelihood")
+    scores = likely.score(QUERIES[0], SENTENCES[:5])
+    first = np.array([5, 1, 4, 2, 3])
+    hits = [Hit(9 - i, score, SENTENCES[i]) for i, score in enumerate(first.tolist())]
+    mixed = sum((values - values.mean()) / values.std() for values in (scores, first))
+    order = np.argsort(-mixed)
+    ranked = likely.rank(QUERIES[0], hits)
+    assert [hit.index for hit in ranked] == (9 - order).tolist()
+    np.testing.assert_allclose([hit.score for hit in ranked], mixed[order], rtol=1e-4)
+    alone = pgra.Reranker(lm, by="likelihood", topic_weight=0).rank(QUERIES[0], hits)
+    texts = likely.rank(QUERIES[0], SENTENCES[:5])
+    assert [hit.score for hit in alone] == [hit.score for hit in texts]
+
+
 def test_an_argument_that_is_not_used_is_refused(lm_dirs):
     lm = str(lm_dirs["gpt2"])
     used = {"by", "template", "device", "dtype", "max_prompt_tokens"}

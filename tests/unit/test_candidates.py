@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pgra.retrieval.bm25 import fuse_by_rank
+from pgra.retrieval.union import fuse
 from pgra.types import MISSING_ROW, Candidates
 
 few_scores = st.sampled_from([-1.0, 0.0, 0.5, 2.0, 3.0, 7.0])
@@ -44,28 +44,21 @@ def test_best_is_a_plain_sort_whatever_the_order_and_top_its_beginning(given_lin
     np.testing.assert_array_equal(kept.scores, shorter.scores)
 
 
-def ranking(*lines):
-    rows = np.array(lines, dtype=np.int64)
-    scores = np.where(rows < 0, -np.inf, -np.arange(rows.shape[1], dtype=np.float32))
-    return Candidates(rows, scores.astype(np.float32))
+@given(lines())
+def test_fusion_needs_no_order_scale_or_stage_that_finds_nothing(given_lines):
+    rankings = [Candidates.best(*given_lines, 12), Candidates.best(*given_lines, 3)]
+    moved = [Candidates(r.rows, r.scores * 4 - 8) for r in rankings[::-1]]
+    other = fuse([*moved, Candidates.missing(len(moved[0]), 5)], 9)
+    np.testing.assert_allclose(fuse(rankings, 9).scores, other.scores, atol=1e-6)
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 9), unique=True, max_size=8), min_size=1, max_size=4),
-    st.integers(1, 12),
-)
-def test_fusion_is_a_plain_sum_in_whatever_order_the_rankings_come(rankings, k):
-    padded = [ranking([*rows, *[-1] * (8 - len(rows))]) for rows in rankings]
-    fused = fuse_by_rank(padded, k)
-    sums = {}
-    for rows in rankings:
-        for rank, row in enumerate(rows, 1):
-            sums[row] = sums.get(row, 0) + 1 / (60 + rank)
-    best = sort_plainly(np.array([*sums]), np.array([*sums.values()], np.float32), k)
-    assert fused.rows[0].tolist() == [row for row, _ in best]
-    np.testing.assert_allclose(fused.scores[0], [score for _, score in best], rtol=1e-6)
-    if len(rankings) == 2:  # of more the sums may differ in their last digit
-        np.testing.assert_array_equal(fuse_by_rank(padded[::-1], k).rows, fused.rows)
+def test_fusion_by_hand():
+    """Standardized they are 1, -1 and 1, -1: 2 and 0 above the last. Row 7 has one stage alone."""
+    first = Candidates(np.array([[5, 4], [-1, -1]]), np.array([[9, 7], [-np.inf] * 2], np.float32))
+    second = Candidates(np.array([[4, 3], [7, -1]]), np.array([[2, 1], [3, -np.inf]], np.float32))
+    fused = fuse([first, second], 3)
+    assert fused.rows.tolist() == [[4, 5, 3], [7, -1, -1]]
+    assert fused.scores.tolist() == [[2, 2, 0], [0, -np.inf, -np.inf]]
 
 
 def test_a_score_that_is_not_a_number_is_refused():

@@ -41,7 +41,7 @@ def test_a_run_is_made_once_and_measured_again_alike(args, review_files, tmp_pat
     folder, (method, *writes) = tmp_path / "run", method.split()
     if writes:
         args = asking(args, review_files)
-    args = with_retriever(args, retriever="hybrid") if method == "fid" else args
+    args = with_retriever(args, retriever="bm25+dense") if method == "fid" else args
     few = {"num_shots": 4, "exemplar_sets": 2} if method == "lm-bff" else {}
     mine = run_of(args, method, folder, **few)
     done = run(mine)

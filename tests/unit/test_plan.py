@@ -7,7 +7,7 @@ from unittest.mock import ANY
 import pytest
 from conftest import contents, with_rerank, with_retriever
 
-from pgra.commands.rerank import read_part
+from pgra.commands.search import read_part
 from pgra.context import ALONE, Context
 from pgra.experiments.dry_run import show_plan
 from pgra.methods.stages import Stages

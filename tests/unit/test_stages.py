@@ -13,7 +13,7 @@ from pgra.errors import ArtifactError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.similarity import SIMILARITIES
-from pgra.types import MISSING_ROW, Example
+from pgra.types import MISSING_ROW
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +51,6 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert (stages.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
     ((line,),) = stages.evidence_lines("test")
     assert line.text == "A zebra."
-
-
-def test_a_reranker_that_reads_no_prompt_needs_no_task(args):
-    mine = with_rerank(with_retriever(args, num_candidates=12), reranker="likelihood")
-    query = [Example("text", {"text": SENTENCES[0]})]
-    bare = mine.having(data=replace(mine.data, task=None))
-    bare = with_retriever(bare, num_candidates=50)  # more than there are passages
-    same = Stages.without_task(bare, ALONE).search(query)[1]
-    np.testing.assert_array_equal(same.rows, Stages.read(mine, ALONE).search(query)[1].rows)
 
 
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
