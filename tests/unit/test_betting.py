@@ -42,7 +42,7 @@ def test_whoever_looks_after_each_query_errs_as_rarely_as_the_test_says():
         z = np.cumsum(gaps) / np.sqrt(np.maximum(np.cumsum(gaps**2), 1))
         naive += (z[count > 20] > 1.64).any()
     assert max(false_gains, false_bounds) <= 5
-    assert naive > 15  # a one-sided test of 5 % at each look
+    assert naive > 10  # a one-sided test of 5 % at each look
 
 
 def test_a_verdict_names_what_is_beaten_and_stops_where_no_arm_can_matter():
