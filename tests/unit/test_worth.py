@@ -108,7 +108,7 @@ def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
     assert rows["first_stage", 1]["accuracy"] > 0.9 > 0.7 > found["without"]["accuracy"]
     assert rows["random", 1]["low"] < 0.05
     assert rows["random", 1]["gain"] < 0.2
-    assert found["without"]["bits"] == pytest.approx(-1, abs=0.02)  # two labels, half each
+    assert found["without"]["bits"] == pytest.approx(-1, abs=0.1)  # two labels, half each
     assert found["why"].startswith("first_stage, d = ")
     assert found["changes"]["reranker"] == "none"
     labels = np.random.default_rng(0).permutation([row["label"] for row in review_rows(88)])
