@@ -108,9 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: dict[str, float] = {}
     for title, rows in tables.items():
         rival = next(iter(rows.values()))
-        say(
-            f"\nan answer {title}, n = {len(rival)}: % right (95 % interval), points to the first row"
-        )
+        say(f"\nan answer {title}, n = {len(rival)}: % (95 % interval), points to the first row")
         for name, values in rows.items():
             low, high = interval_95(bootstrap_mean(values, seed=0))
             gap = compare_means(values, rival, seed=0)

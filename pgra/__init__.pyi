@@ -4,6 +4,7 @@ from pgra.data.tasks import Task
 from pgra.encoders.encoder import Encoder
 from pgra.errors import PgraError
 from pgra.exemplars.selector import ExemplarSelector
+from pgra.experiments.worth import worth
 from pgra.lm.causal_lm import CausalLM
 from pgra.memory.memory import Memory
 from pgra.methods.classifier import Classifier
@@ -36,4 +37,5 @@ __all__ = [
     "Run",
     "Task",
     "train",
+    "worth",
 ]

@@ -370,7 +370,7 @@ def run_all(
     if first[first.output_section].evidence == "auto":
         if reranker is not None:
             raise ConfigError("evidence 'auto' compares rerankers by name: leave reranker out")
-        worth = measure_worth(first, WorthArguments(), context)
+        worth = measure_worth(first, WorthArguments())
         logger.info("evidence: %s", worth["why"])
         notes.append(worth["why"])
         runs = {seed: take_evidence(args, worth["changes"]) for seed, args in runs.items()}

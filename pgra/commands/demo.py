@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
     quiet_libraries()
     questions, effect = _rank_questions(words, context)
     reviews, reviews_effect = _train(READERS, words, context)
-    reviews_forecast = _forecast(args, "head", context)
+    reviews_forecast = _forecast(args, "head")
     words += _make_claims(args, context)
-    claims_forecast = _forecast(_parse(words), "first_stage", context)
+    claims_forecast = _forecast(_parse(words), "first_stage")
     claims, claims_effect = _train(CLAIMS, words, context, first=len(READERS) + 1)
     parts = [
         ("questions", "Does the LM find what answers a question?", questions, effect),
@@ -175,18 +175,18 @@ def _make_claims(args: "RunArguments", context: Context) -> list[str]:
     return ["--config", "demo-claims", "--task", "claims", *files]
 
 
-def _forecast(args: "RunArguments", source: str, context: Context) -> str:
+def _forecast(args: "RunArguments", source: str) -> str:
     """Measure what evidence is worth to the T5 before its training, and describe it."""
     from pgra.experiments.worth import measure_worth
     from pgra.methods.arguments import WorthArguments
 
     say("\nasking the T5, not trained yet, what evidence is worth to it")
     options = WorthArguments(num_queries=64, depths=[args.rerank.num_evidence], sources=[source])
-    result = measure_worth(args, options, context)
+    result = measure_worth(args, options)
     (row,) = result["rows"]
     advice = "with" if result["best"] else "without"
     return (
-        f"Not trained yet, it gains {row['bits']:+.2f} bits a query ({row['low']:+.2f} to "
+        f"Not trained yet, it gains {row['gain']:+.2f} bits a query ({row['low']:+.2f} to "
         f"{row['high']:+.2f}), so `pgra worth` says: train {advice} evidence."
     )
 

@@ -112,7 +112,7 @@ def classify(run: "Run | None", lm: Any, body: ClassifyBody) -> Mapping[str, Any
     from pgra.methods.classifier import Classifier
 
     texts = list(body.inputs)
-    answers: Sequence[Any]
+    answers: Any
     if body.examples and lm is not None:
         decider = Classifier(lm, [(example.text, example.label) for example in body.examples])
         answers = decider.decide(texts)

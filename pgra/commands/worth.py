@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.artifacts import write_json
-from pgra.commands.common import name_leading, parse, parse_run, quiet_libraries, say
+from pgra.commands.common import given_names, name_leading, parse, parse_run, quiet_libraries, say
 from pgra.config import Arguments, Defaults, arg
 from pgra.methods.arguments import WorthArguments
 
 
 def main(argv: Sequence[str]) -> int:
-    r"""Measure what evidence is worth to a reader: before it is trained, or of finished runs.
+    r"""Measure whether evidence will help a reader: as it is, or of finished runs.
 
     Examples:
+      pgra worth --questions questions.jsonl --corpus docs.jsonl --reader_lm openai:MODEL \
+          --sources run:bm25.trec run:dense.trec --queries queries.tsv --depths 1 3 5
+      pgra worth --questions questions.jsonl --corpus docs.txt --sources bm25 random \
+          --reader_lm bundled:smollm2-135m --budget 1000
       pgra worth --task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 208 \
           --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \
           --model_name_or_path bundled:t5-small-titles --num_candidates 50
@@ -22,23 +26,24 @@ def main(argv: Sequence[str]) -> int:
       pgra worth --task sst2 --reranker cross-encoder --json worth.json
       pgra worth runs/plain runs/fid runs/pgra --output_dir runs/consistency
 
-    Takes the flags of pgra train. For 64 to 400 training queries, sources of evidence and numbers
-    of evidence: the bits that the evidence adds to the log-probability of the right label, after a
-    temperature and a bias a label, cross-fitted, with evidence and without. The last line has the
-    flags to train with; pgra train --evidence auto takes them itself. Of finished runs: how often
-    evidence has the label of its query (pgra worth RUNS --help).
+    Takes the flags of pgra train. Asks in rounds of 20 queries, without evidence and with each
+    source and number of passages: bits that evidence adds to the log-probability of the right
+    label, or right answers that it adds. A source that is surely worse is asked no more, and what
+    is sure ends it. The last line says what to take, with its flags; pgra train --evidence auto
+    takes them itself. Of finished runs: how often evidence has the label of its query (pgra worth
+    RUNS --help).
     """
     words = name_leading("--runs", argv)
     if words[:1] == ["--runs"]:
         return consistency(words)
+    if "questions" in given_names(words):
+        words = ["--task", "questions", "--method", "ralm", *words]
     defaults = [Defaults("pgra worth", {"evidence": "auto"}, wins=True)]
     args, (options,) = parse_run(main, "pgra worth", words, [WorthArguments], defaults=defaults)
     quiet_libraries()
-    from pgra.context import Context
     from pgra.experiments.worth import measure_worth, worth_table
 
-    context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
-    result = measure_worth(args, options, context)
+    result = measure_worth(args, options)
     if options.json not in (None, "-"):
         write_json(Path(options.json), result)
     say(json.dumps(result, indent=2) if options.json == "-" else worth_table(result).to_text())

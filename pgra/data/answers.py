@@ -1,7 +1,7 @@
 """Examples whose answers are written, and the tables that answers describe.
 
 A row's answers are a text, a list of texts (as JSON in a text, too), TriviaQA's value with its
-aliases, or SQuAD's texts; a table's are sentences that describe it.
+aliases, SQuAD's texts, or KILT's output; a table's are sentences that describe it.
 """
 
 import re
@@ -100,7 +100,7 @@ def read_answered(
 
 
 def _list_answers(row: Record, column: str) -> list[object]:
-    """Return a question's answers: a text, a list of texts or its JSON, TriviaQA's or SQuAD's."""
+    """Return a question's answers: a text, a list or its JSON, TriviaQA's, SQuAD's or KILT's."""
     answers: Any = row.value(column)
     where = f"{row.where}, '{column}'"
     if isinstance(answers, Mapping) and "text" in answers:  # SQuAD: texts, and where they begin
@@ -115,7 +115,9 @@ def _list_answers(row: Record, column: str) -> list[object]:
             raise DataError(
                 f"{where} is {show(answers)}, the text of a list: give a list"
             ) from None
-    return answers if isinstance(answers, list) else [answers]
+    answers = answers if isinstance(answers, list) else [answers]
+    # KILT: mappings, of which those without an answer name a source.
+    return [a.get("answer", "") if isinstance(a, Mapping) else a for a in answers]
 
 
 def _list_sentences(annotations: Any) -> list[object]:

@@ -32,7 +32,7 @@ from pgra.data.answers import (
     SumMetric,
     read_answered,
 )
-from pgra.data.read import RawSplit, Record, read_label
+from pgra.data.read import TABLES, RawSplit, Record, read_label
 from pgra.data.text import normalize_answer, word_key
 from pgra.errors import ConfigError
 from pgra.types import Example
@@ -46,7 +46,8 @@ SPLITS = ("train", "validation", "test")
 # Any `module:function` of one's own will do too, of type `Metric` or `TextMetric`.
 METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
 TEXT_METRICS = {
-    name: f"pgra.report.metrics:{name}" for name in (EXACT_MATCH, "f1", "bleu", "parent")
+    name: f"pgra.report.metrics:{name}"
+    for name in (EXACT_MATCH, "f1", "contains", "bleu", "parent")
 }
 LABEL = "label"
 
@@ -136,7 +137,7 @@ class TaskBase(ABC):
 
     folder: ClassVar[str]
     target: ClassVar[str]
-    file_kinds: ClassVar[Sequence[str]]
+    file_kinds: ClassVar[Sequence[str]] = TABLES
     prompt_style: ClassVar[str]
     name: str
     inputs: tuple[str, ...]
@@ -234,7 +235,6 @@ class Task(TaskBase):
 
     folder = "tasks"
     target = LABEL
-    file_kinds = ("jsonl", "csv", "tsv")
     prompt_style = "task"
     num_exemplars = None
     max_new_tokens = 10  # KATE's max_tokens
@@ -332,7 +332,6 @@ class GenerationTask(TaskBase):
 
     folder = "generation"
     target = ANSWERS
-    file_kinds: ClassVar[Sequence[str]] = ("jsonl",)
     prompt_style = "kate"
     answer_key = staticmethod(normalize_answer)  # as exact match compares
     has_reader = True

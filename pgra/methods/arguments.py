@@ -138,11 +138,11 @@ class RalmArguments(LabelBiasArguments):
 # The sources of evidence that `pgra worth` compares, each by the reranker's arguments.
 _STATES = ("dot", "whitened_cosine", "calibrated", "head")
 SOURCES: Mapping[str, Mapping[str, Any]] = {
-    "first_stage": {"reranker": "none"},
+    "first_stage": {},
     **{name: {"reranker": "prompted", "similarity": name} for name in _STATES},
     "head_topic": {"reranker": "prompted", "similarity": "head", "topic_weight": 1.0},
     "likelihood": {"reranker": "likelihood"},
-    "random": {"reranker": "none"},
+    "random": {"retriever": "random", "index_dir": None},
 }
 
 
@@ -150,15 +150,35 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {
 class WorthArguments(Arguments):
     """Which evidence, and how many queries are asked."""
 
-    num_queries: int = arg(
-        200, "Training examples that are asked, none of the prompt.", least=64, most=400
+    questions: str | None = arg(
+        None,
+        "File of questions with answers, jsonl, csv or tsv (see --columns): then --method ralm "
+        "--task questions, unless others are given.",
+        is_common=True,
     )
+    queries: str | None = arg(
+        None,
+        "The queries of sources run:FILE, as pgra search takes them; default: --questions, if it "
+        "has id and text.",
+    )
+    num_queries: int = arg(200, "Training examples, or questions, that may be asked.", least=20)
     depths: list[int] = arg([1, 2, 4], "Numbers of evidence that are tried.", least=1)
     sources: list[str] | None = arg(
         None,
-        f"{', '.join(SOURCES)} (the control), given (the arguments' own reranker); default: all.",
-        choices=(*SOURCES, "given"),
+        f"{', '.join(SOURCES)} (the control), given (the arguments' own reranker), run:FILE (a "
+        "TREC run), or a first stage such as bm25, dense; default: all of the former, of ralm "
+        "first_stage and random.",
+        is_common=True,
     )
+    measure: str | None = arg(
+        None,
+        "What decides: bits (default of labels and of a T5), accuracy of labels, or of written "
+        "answers a metric of the task (default of an LM: its first, contains of questions).",
+    )
+    least_gain: float = arg(
+        0.05, "Smallest gain that matters: 0.05 is 5 points, or 0.1 bits.", above=0, below=1
+    )
+    budget: int | None = arg(None, "Most calls of the reader.", least=1)
     json: str | None = arg(None, "File of all numbers; - prints them.", decides=False, writes=True)
 
 

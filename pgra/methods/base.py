@@ -444,6 +444,7 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
     for section in values.values():
         chosen |= {name: value for name, value in section.items() if name in CHOOSING}
     chosen["method"] = values["runtime"]["method"]
+    chosen |= {name: value for name, value in changes.items() if name in CHOOSING}
     sections = {}
     unknown = set(changes)
     for name, cls in find_sections(chosen).items():

@@ -93,6 +93,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
 
     classes_: npt.NDArray[Any]
     _model: LabelModel | None = None
+    _examples: list[Example]
 
     def __init__(
         self,
@@ -389,7 +390,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         self.classes_ = np.array(fields["labels"])
         self._words = fields["words"]
         self._shown = {*fields["exemplar_keys"]}
-        self._examples: list[Example] = []
+        self._examples = []
         self._reader = LabelReader(fit.encoder, fields["encoder"], self._words, self.device)
         rows = zip(fields["copies"], fields["known_labels"], strict=True)
         examples = [Example("", {"text": copied}, label) for copied, label in rows]

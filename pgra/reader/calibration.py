@@ -159,11 +159,14 @@ def find_lean(scores: Scores, shares: Values) -> int | None:
     return label if is_lean else None
 
 
-def fit_scale_and_bias(scores: Scores, targets: Indices) -> tuple[float, Values]:
+def fit_scale_and_bias(
+    scores: Scores, targets: Indices, prior: float = 1.0
+) -> tuple[float, Values]:
     """Return a and b of softmax(a s + b) that make the labels `targets` (n,) most likely.
 
-    The priors of a times the scores' spread, at least 0, and of each b are normal with variance 1,
-    where scores (n, C) have their labels' means taken off. A ModelError if one is not finite.
+    The priors of a times the scores' spread, at least 0, and of each b are normal with variance
+    1 / `prior`, where scores (n, C) have their labels' means taken off. A ModelError if one is not
+    finite.
     """
     from scipy.optimize import minimize  # a third of a second to import
 
@@ -176,7 +179,7 @@ def fit_scale_and_bias(scores: Scores, targets: Indices) -> tuple[float, Values]
 
     def loss(fit: Values) -> float:
         chances = log_softmax(fit[0] * values + fit[1:])
-        return float(fit @ fit / 2 - chances[np.arange(len(values)), targets].sum())
+        return float(prior * fit @ fit / 2 - chances[np.arange(len(values)), targets].sum())
 
     fit = minimize(loss, np.zeros(len(bounds)), bounds=bounds).x
     scale = float(fit[0]) / spread

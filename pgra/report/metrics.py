@@ -175,6 +175,11 @@ def has_answer(passage: str, answers: Sequence[str]) -> bool:
     return any(_tokens_apart(answer) in _tokens_apart(passage) for answer in answers)
 
 
+def contains(text: str, example: AnsweredExample) -> float:
+    """Return 1 if one of the right answers stands in a text, else 0 (Mallen et al. 2023)."""
+    return float(has_answer(text, example.answers))
+
+
 def bleu_counts(texts: Sequence[str], examples: Sequence[AnsweredExample]) -> list[list[int]]:
     """Return what BLEU is made of, for each of B sentences with at least one reference each.
 

@@ -121,10 +121,6 @@ class BaseReranker(ABC):
         """Count the texts that `prepare` would read; None where that is unknown."""
         return None
 
-    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:  # noqa: ARG002
-        """Count the texts (or pairs) that the model reads for these, whatever it has read."""
-        return 0
-
     def save(self, folder: Path) -> None:  # noqa: B027 (most are fitted to nothing)
         """Write what it was fitted to into a reader's folder, which may go elsewhere."""
 

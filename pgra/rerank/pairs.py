@@ -160,10 +160,6 @@ class PairBankReranker(ScoringReranker):
         """Count the pairs that are yet to be read."""
         return len(self.bank.missing(self.pairs(examples, rows).keys))
 
-    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:
-        """Count the distinct pairs."""
-        return len(self.pairs(examples, rows).keys)
-
 
 class PairReranker(PairBankReranker):
     """Orders candidates by a model of transformers that reads query and passage as one text.

@@ -51,10 +51,11 @@ def test_answers_are_read_in_every_known_shape(tmp_path):
         {"question": "squad?", "answers": {"text": ["Ann", "Lee"], "answer_start": [0, 9]}},
         {"question": "popqa?", "answers": '["Ann", "Lee"]'},
         {"question": "which?", "answers": "[Ann]"},
+        {"question": "kilt?", "answers": [{"answer": "Ann"}, {"meta": {}}, {"answer": "Lee"}]},
     ]
     found = read(tmp_path, "webquestions", *rows)
     both = ("Ann", "Lee")
-    answers = [both, ("a sea",), ("Rome", "Roma"), both, both, ("[Ann]",)]
+    answers = [both, ("a sea",), ("Rome", "Roma"), both, both, ("[Ann]",), both]
     assert [one.answers for one in found] == answers
     assert (found[0].id, found[0].text, found[0].label) == ("test-0", "who?", "Ann")
     shown = {"inputs": ("question", "table"), "frame": "{question} {table}:"}

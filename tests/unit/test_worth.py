@@ -1,71 +1,77 @@
-"""What evidence is worth: bits by hand, controls, hidden labels, and runs that take the best."""
-
-import math
-from dataclasses import replace
+"""What evidence is worth: copied answers, controls, hidden labels, runs that take the best."""
 
 import numpy as np
 import pytest
 from conftest import BAD, GOOD, THINGS, review_rows, with_retriever, write_jsonl
 from method_runs import run_of
 
-from pgra.context import ALONE, Context
-from pgra.errors import ArtifactError
+import pgra
+from pgra.errors import ArtifactError, PgraError
 from pgra.experiments.worth import (
     WorthStudy,
     calibrate,
-    choose,
-    compare,
     measure_worth,
     take_evidence,
 )
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
+from pgra.methods.ralm import Ralm
 from pgra.rerank.bank import query_key
 from pgra.runs import run
 
-TARGETS, FOLDS = np.arange(40) % 2, np.arange(40) // 2 % 5
+TARGETS = np.arange(60) % 2
 
 
-def test_bits_are_of_the_right_answers_probabilities():
-    gains = compare(np.log2([0.5, 0.5, 0.25]), np.log2([0.25, 0.5, 0.5]))
-    assert (gains["bits"], gains["helped"], gains["hurt"]) == (0, 1 / 3, 1 / 3)
-    assert gains["low"] == -gains["high"] < 0
-    gains = compare(np.log2([0.5] * 20), np.log2([0.25] * 20))
-    assert (gains["bits"], gains["low"], gains["high"]) == (1, 1, 1)
-    assert gains["p"] < 0.01
+def test_calibration_sees_no_label_of_a_query_or_a_later_one():
+    scores = np.random.default_rng(3).normal(size=(60, 2)).astype(np.float32)
+    scores[np.arange(60), TARGETS] += 2
+    ours = calibrate(scores, TARGETS, 40)
+    assert ours[np.arange(20), TARGETS[40:]].mean() > np.log(0.6)
+    np.testing.assert_allclose(calibrate(3 * scores + [5, -2], TARGETS, 40), ours, atol=1e-4)
+    np.testing.assert_allclose(calibrate(0 * scores, TARGETS, 40), np.log(0.5), atol=1e-6)
+    for start, is_same in ((40, True), (39, False)):
+        flipped = np.where(np.arange(60) >= start, 1 - TARGETS, TARGETS)
+        assert (calibrate(scores, flipped, 40) == ours).all() == is_same
 
 
-def test_calibration_never_sees_a_querys_own_label():
-    scores = np.random.default_rng(3).normal(size=(40, 2)).astype(np.float32)
-    scores[np.arange(40), TARGETS] += 2
-    ours = calibrate(scores, TARGETS, FOLDS)
-    assert ours[np.arange(40), TARGETS].mean() > np.log(0.6)
-    np.testing.assert_allclose(calibrate(3 * scores + [5, -2], TARGETS, FOLDS), ours, atol=1e-4)
-    np.testing.assert_allclose(calibrate(0 * scores, TARGETS, FOLDS), np.log(0.5), atol=1e-6)
-    flipped = np.where(FOLDS == 2, 1 - TARGETS, TARGETS)
-    moved = (calibrate(scores, flipped, FOLDS) != ours).any(axis=1)
-    assert moved.tolist() == (FOLDS != 2).tolist()
+QUESTIONS = [{"question": f"What is {n}?", "answers": [f"word{n}"]} for n in range(60)]
 
 
-def test_of_21_sources_worth_nothing_one_is_chosen_as_rarely_as_p_says():
-    def best(gains):
-        rows = [
-            {
-                "source": "dot",
-                "d": 1,
-                "bits": gain,
-                "low": gain - 1.96,
-                "high": gain,
-                "p": math.erfc(abs(gain) / math.sqrt(2)),
-            }
-            for gain in gains
-        ]
-        return choose(rows, {"dot": {}})["best"]
+@pytest.fixture
+def echo(monkeypatch):
+    """Have an LM that writes the last word of what stands before the question."""
+    monkeypatch.setattr(
+        Ralm, "write", lambda self, prompts: [p.split("\n\nQ:")[0].split()[-1] for p in prompts]
+    )
 
-    draws = np.random.default_rng(0).normal(size=(200, 21))
-    assert sum(best(gains) is not None for gains in draws) <= 10
-    assert (draws.max(axis=1) > 1.96).sum() > 60  # what a row's own interval would choose
-    assert best([0.0, 5.0])["bits"] == 5
+
+def test_a_reader_that_copies_evidence_is_helped_by_the_right_one(echo, lm_dirs):
+    right = [[f"It is word{n}", "Nothing"] for n in range(60)]
+    arms = {"right": right, "half": [right[n // 2 * 2] for n in range(60)], "none": [["No"]] * 60}
+    found = pgra.worth(str(lm_dirs["gpt2"]), QUESTIONS, arms, depths=[1])
+    rows = {row["source"]: row for row in found["rows"]}
+    assert found["best"] == rows["right"]
+    assert (rows["right"]["gain"], rows["right"]["gained"], rows["right"]["known"]) == (100, 1, 0)
+    assert rows["right"]["low"] > 50 > rows["half"]["gain"] - rows["half"]["queries"]
+    assert found["why"].startswith("right, d = 1: +100 points (")
+    assert rows["none"]["queries"] == rows["half"]["queries"] == found["queries"] == 20
+    assert found["calls"] == 80
+    alone = pgra.worth(
+        str(lm_dirs["gpt2"]), QUESTIONS, {"none": arms["none"]}, depths=[1], budget=90
+    )
+    assert (alone["best"], alone["calls"]) == (None, 80)
+    assert alone["why"].startswith("not decided after 40 queries: between without and none, d = 1")
+
+
+def test_what_cannot_be_compared_is_refused(echo, lm_dirs):
+    def refuse(words, questions=QUESTIONS, passages=60, **options):
+        with pytest.raises(PgraError, match=words):
+            pgra.worth(str(lm_dirs["gpt2"]), questions, {"a": [["b"]] * passages}, **options)
+
+    refuse("20 examples or more, not 19", QUESTIONS[:19], 19)
+    refuse("59 lists", passages=59)
+    refuse("measure", measure="bleu")
+    refuse("text of a list", [{"question": "Who?", "answers": "['a', b]"}] * 60)
 
 
 @pytest.fixture
@@ -95,28 +101,28 @@ def words_read(monkeypatch):
 
 @pytest.mark.slow
 def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
-    found = measure_worth(args, WorthArguments(depths=[1, 8]), Context(artifacts=tmp_path / "a"))
+    found = measure_worth(args, WorthArguments(depths=[1, 8]))
     rows = {(row["source"], row["d"]): row for row in found["rows"]}
     assert {d for _, d in rows} == {1, 6}  # no more than candidates
-    assert rows["first_stage", 1]["low"] > 0.5
+    assert rows["first_stage", 1]["low"] > 0.2
     assert rows["first_stage", 1]["accuracy"] > 0.9 > 0.7 > found["without"]["accuracy"]
     assert rows["random", 1]["low"] < 0.05
-    assert rows["random", 1]["bits"] < 0.2
-    assert found["without"]["bits"] == pytest.approx(1, abs=0.02)  # two labels, half each
-    assert found["why"].startswith("best is first_stage with d = ")
+    assert rows["random", 1]["gain"] < 0.2
+    assert found["without"]["bits"] == pytest.approx(-1, abs=0.1)  # two labels, half each
+    assert found["why"].startswith("first_stage, d = ")
     assert found["changes"]["reranker"] == "none"
     labels = np.random.default_rng(0).permutation([row["label"] for row in review_rows(88)])
     rows = [{**row, "label": label} for row, label in zip(review_rows(88), labels, strict=True)]
     write_jsonl(tmp_path / "train.jsonl", rows)
     how = WorthArguments(depths=[1], sources=["first_stage", "head"])
-    found = measure_worth(args, how, Context(artifacts=tmp_path / "a"))
+    found = measure_worth(args, how)
     assert (found["best"], found["changes"]) == (None, {"num_evidence": 0})
     assert all(row["low"] < 0 for row in found["rows"])
 
 
 @pytest.mark.slow
 def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
-    study = WorthStudy(args, WorthArguments(depths=[6]), Context(artifacts=tmp_path / "a"))
+    study = WorthStudy(args, WorthArguments(depths=[6]))
     fitted, open_stages = [], WorthStudy._stages
     monkeypatch.setattr(
         WorthStudy,
@@ -125,10 +131,8 @@ def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
     )
     for name, count in (("head", 5), ("whitened_cosine", 1)):
         fitted.clear()
-        lines, forwards = study.find_evidence(name)
+        lines = study.find_evidence(name)
         assert len(fitted) == count
-        again = study.find_evidence(name)[1]  # though nothing is read again
-        assert again == forwards > 88
         assert all(
             line.text != q.text for q, o in zip(study.queries, lines, strict=True) for line in o
         )
@@ -149,11 +153,12 @@ def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
 def test_a_run_takes_what_is_best_once_and_says_why(args, words_read, tmp_path, monkeypatch):
     args = args.change("training", evidence="auto")
     assert with_retriever(args, num_candidates=2)  # fewer than num_evidence, which is chosen
-    worth = measure_worth(args, WorthArguments(), replace(ALONE, artifacts=tmp_path / "artifacts"))
+    worth = measure_worth(args, WorthArguments())
     monkeypatch.undo()
-    monkeypatch.setattr(WorthStudy, "measure", None)  # it is measured already
+    monkeypatch.setattr("pgra.runs.measure_worth", lambda *_: worth)
     made = run(args)
-    assert (made.args.method, made.args.rerank.num_evidence) == ("fid", worth["best"]["d"])
+    assert worth["best"]
+    assert worth["changes"].items() <= vars(made.args.rerank).items()
     assert worth["why"] in made.metrics["notes"]
     before = made.predictions
     (tmp_path / "run/metrics.json").unlink()
