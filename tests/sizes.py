@@ -14,16 +14,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, float] = {
-    "pgra: tokens": 132_200,
-    "tests: tokens": 88_000,
-    "benchmarks: tokens": 14_500,
+    "pgra: tokens": 138_700,
+    "tests: tokens": 89_200,
+    "benchmarks: tokens": 15_900,
     "prose: words": 27_000,
     "pgra: parallel assignments": 0,
     "pgra: assignments to three names": 0,
     "pgra: starred literals": 0,
     "pgra: comprehensions with two loops": 0,
     "pgra: statements over 60 nodes": 18,
-    "pgra: functions over 8 parameters": 3,
+    "pgra: functions over 8 parameters": 4,
     "pgra: kinds of task by isinstance": 0,
     "pgra: arguments spread from a dict": 0,
     "pgra: names in dialect, %": 1.0,

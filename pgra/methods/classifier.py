@@ -371,12 +371,12 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         model = self._require_fit()
         whole = self._known.joined(self._exemplars)
         encoder = self._reader.encoder
+        pairs = zip(whole.keys, whole.examples, strict=True)
+        rows = [[key, example.text, example.label] for key, example in pairs]
         fields = {
             "labels": self.classes_.tolist(),
             "words": dict(self._words),
-            "keys": list(whole.keys),
-            "copies": [example.text for example in whole.examples],
-            "known_labels": [example.label for example in whole.examples],
+            "rows": rows,
             "num_exemplars": len(self._exemplars.keys),
             "exemplar_keys": sorted(self._shown),
             "encoder": "none" if encoder is None else encoder.args.encoder,
@@ -392,10 +392,10 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         self._shown = {*fields["exemplar_keys"]}
         self._examples = []
         self._reader = LabelReader(fit.encoder, fields["encoder"], self._words, self.device)
-        rows = zip(fields["copies"], fields["known_labels"], strict=True)
-        examples = [Example("", {"text": copied}, label) for copied, label in rows]
+        keys = [key for key, _, _ in fields["rows"]]
+        examples = [Example("", {"text": text}, label) for _, text, label in fields["rows"]]
         arrays = dict(fit.arrays)
-        whole = Known(fields["keys"], arrays.pop("known_states"), examples)
+        whole = Known(keys, arrays.pop("known_states"), examples)
         count = len(examples) - fields["num_exemplars"]
         self._exemplars = whole.keep(range(count, len(examples)))
         self._refit(whole.keep(range(count)))
@@ -457,7 +457,7 @@ def _read_labelled(rows: ExampleRows, labels: Sequence[str]) -> tuple[list[Examp
     With `labels` each has one of these.
     """
     raw = open_rows(pool_task(("text",)), rows, "examples")
-    examples = []
+    examples: list[Example] = []
     are_numbers = raw.classes is None
     for row in raw.rows:
         name = read_label(row, LABEL, labels=labels, classes=raw.classes)

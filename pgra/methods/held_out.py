@@ -83,17 +83,21 @@ class HeldOut:
 
     def __str__(self) -> str:
         """Describe it in a few lines."""
-        low, high = (100 * end for end in self.interval)
+        low, high = self.interval
+        errors = f"with at most {ERROR:.0%} errors"
+        decidable = f"none can surely be decided {errors}"
+        if self.decidable:
+            decidable = (
+                f"{self.decidable:.0%} can be decided {errors}: those of probability "
+                f"{self.threshold:.2f} or more"
+            )
         lines = [
-            f"{100 * self.accuracy:.1f} % of {self.count} held-out examples are decided rightly "
-            f"(95 %: {low:.1f} to {high:.1f})",
-            f"{100 * self.decidable:.0f} % can be decided with at most {100 * ERROR:.0f} % errors: "
-            f"those of probability {self.threshold:.2f} or more",
+            f"{self.accuracy:.1%} of {self.count} held-out examples are decided rightly "
+            f"(95 %: {low:.1%} to {high:.1%})",
+            decidable,
         ]
-        if not self.decidable:
-            lines[1] = f"none can surely be decided with at most {100 * ERROR:.0f} % errors"
         for name, (accuracy, p) in self.rivals.items():
-            line = f"{name}: {100 * accuracy:.1f} %"
+            line = f"{name}: {accuracy:.1%}"
             if accuracy > self.accuracy and p < _NOISE:
                 line += f", better (p {p:.3f}): use that"
             lines.append(line)

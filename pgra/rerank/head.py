@@ -32,6 +32,7 @@ _LEAST_TEXTS = 2  # of a label, for a head
 _LEAST_JOINED = 4  # examples of each label: of fewer all views weigh the same
 _WEIGHT = 0.5  # of a view, where nothing else is known
 _LEAST_CHANCE = 1e-9
+_NO_WORDS: Vectors = np.empty((0, 0), np.float32)
 _SEED = 0
 _PENALTIES = 10.0 ** np.arange(2, -4.5, -0.5)  # the strongest first: each start is the last fit
 _ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
@@ -240,20 +241,25 @@ def fit_labels(
     folds = stratified_folds(targets, texts)
     num_folds = int(folds.max(initial=0)) + 1
     has_opinion = columns.words is not None
-    shape = (num_folds + 1, len(labels), sum(columns.widths))
+    num_blocks = len(columns.widths)
+    width = sum(columns.widths)
+    nothing = np.zeros(len(labels), np.float32)
+    stats = np.repeat(np.array([[0], [1]], np.float32), width, axis=1)
+    biases = np.zeros((num_folds + 1, num_blocks, len(labels)), np.float32)
+    words = _NO_WORDS if columns.words is None else columns.words
     model = LabelModel(
         widths=np.array(columns.widths, np.intp),
         has_encoder=np.array(columns.has_encoder),
-        stats=np.repeat(np.array([[0], [1]], np.float32), shape[2], axis=1),
-        weights=np.zeros(shape, np.float32),
-        biases=np.zeros((num_folds + 1, len(columns.widths), len(labels)), np.float32),
-        has_head=np.zeros((len(columns.widths), len(labels)), bool),
-        words=np.empty((0, 0), np.float32) if columns.words is None else columns.words,
-        prior=np.zeros(len(labels), np.float32),
-        join=np.empty(0, np.float32),
-        shift=np.zeros(len(labels), np.float32),
+        stats=stats,
+        weights=np.zeros((num_folds + 1, len(labels), width), np.float32),
+        biases=biases,
+        has_head=np.zeros((num_blocks, len(labels)), bool),
+        words=words,
+        prior=nothing,
+        join=nothing,
+        shift=nothing,
     )
-    for block in range(len(columns.widths)):
+    for block in range(num_blocks):
         is_of_encoder = block == model.num_depths
         rows = np.arange(len(examples) if is_of_encoder else count)
         least = _LEAST_TEXTS if has_opinion else 1

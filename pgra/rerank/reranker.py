@@ -113,25 +113,6 @@ def read_examples(task: Task | None, examples: ExampleRows) -> list[Example]:
     return read_split(task, open_rows(task, rows, "examples"), "examples")
 
 
-def open_encoder(
-    lm: Any,
-    prompt: FewShotPrompt,
-    tokenizer: Any = None,
-    *,
-    lm_layer: str | float = "last",
-    device: str = "auto",
-    dtype: str = "auto",
-    max_prompt_tokens: int | None = None,
-    chat_template: str = "off",
-    depths: Sequence[float] = (),
-) -> PromptedEncoder:
-    """Open an LM under a prompt; arguments and errors as of `Reranker`."""
-    lm = as_state_lm(lm, tokenizer, layer=str(lm_layer), device=device, dtype=dtype)
-    return PromptedEncoder(
-        lm, prompt, max_prompt_tokens=max_prompt_tokens, chat=chat_template, depths=depths
-    )
-
-
 class Reranker(PromptedModel):
     """Orders texts by the similarity of their prompted states to a query's, or as `by` says.
 
@@ -247,15 +228,11 @@ class Reranker(PromptedModel):
             self._task = TaskPrompt.write(task, template, examples, num_exemplars, seed)
             data = FitData(self._task.rest, self._task.words)
             reads_depths = find_similarity(choose_for_texts(similarity, data)).reads_depths
-            encoder = open_encoder(
-                lm,
+            encoder = PromptedEncoder(
+                as_state_lm(lm, tokenizer, layer=str(lm_layer), device=device, dtype=dtype),
                 self._task.prompt,
-                tokenizer,
-                lm_layer=lm_layer,
-                device=device,
-                dtype=dtype,
                 max_prompt_tokens=max_prompt_tokens,
-                chat_template=chat_template,
+                chat=chat_template,
                 depths=DEPTHS if reads_depths else (),
             )
             self._scorer = StateRanker(encoder, similarity, data)

@@ -386,11 +386,6 @@ class BankedReranker(ScoringReranker):
         queries = query_keys([*examples, *self.fitting.queries()])
         return len(self.query_bank.missing(queries)) + len(self.bank.missing(self._wanted(rows)))
 
-    def count_texts(self, examples: Sequence[Example], rows: Rows) -> int:
-        """Count the distinct queries and passages that the LM reads."""
-        queries = query_keys([*examples, *self.fitting.queries()])
-        return len(np.unique(queries)) + len(self._wanted(rows))
-
     def score_rows(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Return the similarity's scores of candidates (eq. 3), (B, K), -inf where missing."""
         return score_candidates(
