@@ -244,6 +244,7 @@ def fit_labels(
     num_blocks = len(columns.widths)
     width = sum(columns.widths)
     nothing = np.zeros(len(labels), np.float32)
+    weights = np.zeros((num_folds + 1, len(labels), width), np.float32)
     stats = np.repeat(np.array([[0], [1]], np.float32), width, axis=1)
     biases = np.zeros((num_folds + 1, num_blocks, len(labels)), np.float32)
     words = _NO_WORDS if columns.words is None else columns.words
@@ -251,7 +252,7 @@ def fit_labels(
         widths=np.array(columns.widths, np.intp),
         has_encoder=np.array(columns.has_encoder),
         stats=stats,
-        weights=np.zeros((num_folds + 1, len(labels), width), np.float32),
+        weights=weights,
         biases=biases,
         has_head=np.zeros((num_blocks, len(labels)), bool),
         words=words,

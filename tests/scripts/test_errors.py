@@ -59,7 +59,6 @@ KINDS = {
     "worth of another method": ("worth --task sst2 --method fid", "fid"),
     "nothing to serve": ("serve", "--lm"),
     "no reranker for agents": ("mcp --task sst2", "sst2"),
-    "no task": ("search a --corpus corpus.txt --lm LM", "whose prompt reranker 'prompted' reads"),
     "no index": ("search a --index_dir folder", "folder"),
     "repeated seed": ("train --task sst2 --seeds 1 2 1", "seeds 1 2 1"),
     "evidence of no text": ("train --task sst2 --method fid --num_evidence 0", "'fid' reads"),
