@@ -247,6 +247,7 @@ def fit_labels(
     weights = np.zeros((num_folds + 1, len(labels), width), np.float32)
     stats = np.repeat(np.array([[0], [1]], np.float32), width, axis=1)
     biases = np.zeros((num_folds + 1, num_blocks, len(labels)), np.float32)
+    has_head = np.zeros((num_blocks, len(labels)), bool)
     words = _NO_WORDS if columns.words is None else columns.words
     model = LabelModel(
         widths=np.array(columns.widths, np.intp),
@@ -254,7 +255,7 @@ def fit_labels(
         stats=stats,
         weights=weights,
         biases=biases,
-        has_head=np.zeros((num_blocks, len(labels)), bool),
+        has_head=has_head,
         words=words,
         prior=nothing,
         join=nothing,
