@@ -49,7 +49,7 @@ class SharedWords(pgra.BaseReranker):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the best of the first stage and of this reranker side by side."""
+    """Show the order of a search by this reranker."""
     parser = argparse.ArgumentParser(description="A reranker of your own, at work.")
     parser.add_argument("query", nargs="?", default="the anarchist workers of Spain")
     parser.add_argument("--corpus", default="bundled:wikipedia-19k")

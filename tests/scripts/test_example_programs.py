@@ -81,16 +81,10 @@ def test_the_assistant_recalls_and_uses_a_correction(example):
 def test_a_reranker_of_ones_own_orders_by_shared_words(example):
     lines = example("add_reranker", "--max_passages", "200")
     out = "\n".join(lines)
-    before, shown, after = out.partition("second stage: add_reranker:SharedWords")
-    assert shown
-    first, scores = (
-        [float(found) for found in re.findall(r"^ +(-?\d+\.\d{4}) ", part, re.M)]
-        for part in (before, after)
-    )
+    scores = [float(score) for score in re.findall(r"^ +\d+ +(-?\d+\.\d{4}) ", out, re.M)]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 1
-    assert len(first) == len(scores)
-    assert first != scores  # the control: the first stage's are cosines
+    assert all(score.is_integer() for score in scores)  # the control: the first stage's are cosines
 
 
 def test_csls_by_hand(monkeypatch):
