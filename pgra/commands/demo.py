@@ -187,7 +187,8 @@ def _forecast(args: "RunArguments", source: str) -> str:
     advice = "with" if result["best"] else "without"
     return (
         f"Not trained yet, it gains {row['gain']:+.2f} bits a query ({row['low']:+.2f} to "
-        f"{row['high']:+.2f}), so `pgra worth` says: train {advice} evidence."
+        f"{row['high']:+.2f}, p {row['p']:.3f} of no gain), so `pgra worth` says: train {advice} "
+        "evidence."
     )
 
 
