@@ -350,8 +350,7 @@ def load_config(source: ModelSource) -> Any:
 def is_encoder(name: str) -> bool:
     """Whether a name's model reads in both directions and writes no words, as BERT."""
     config = load_config(find_model(name))
-    architecture = str((getattr(config, "architectures", None) or [""])[0])
-    writes = architecture.endswith(("CausalLM", "LMHeadModel"))
+    writes = "".join(config.architectures or ()).endswith(("CausalLM", "LMHeadModel"))
     return getattr(config, "is_decoder", None) is False and not writes
 
 

@@ -204,7 +204,6 @@ class StateColumns:
 
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
-_MOST_PROBES = 3
 _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
 
 
@@ -421,6 +420,6 @@ def read_once(encoders: Sequence[PromptedEncoder], fields: Mapping[str, str]) ->
     lm = encoders[0].lm
     prompts = [encoder.tokenize([fields]).ids[0] for encoder in encoders]
     shared = batching.share_tokens(prompts)
-    begin = lm.share_prefix(shared, lambda: prompts[:_MOST_PROBES], encoders[0].layers)
+    begin = lm.share_prefix(shared, lambda: prompts, encoders[0].layers)
     states: Vectors = begin(prompts, int)().float().numpy()
     return states

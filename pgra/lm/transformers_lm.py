@@ -242,15 +242,14 @@ class TransformersLM(StateLM):
         return {**super().arguments(), "lm_layer": layer}
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
-        """Run tokens (R, T), which are on the host; return the final norm's outputs, (R, T, H)."""
+    def forward(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Any:
+        """Run tokens (R, T), which are on the host; return the model's output."""
         # The model is loaded first: weights that do not fit are refused before all else.
-        hidden: Tensor = self.model(
+        return self.model(
             input_ids=send(ids, self.device),
             position_ids=send(positions, self.device),
             **inputs,
-        ).last_hidden_state
-        return hidden
+        )
 
     @torch.inference_mode()
     def read(
@@ -261,12 +260,7 @@ class TransformersLM(StateLM):
         Before the last state stand those of `layers`, each of mean 0 and variance 1 over its
         columns: what the LM's final norm does, but for factors that a head learns anyway.
         """
-        output = self.model(
-            input_ids=send(ids, self.device),
-            position_ids=send(positions, self.device),
-            output_hidden_states=len(layers) > 0,
-            **inputs,
-        )
+        output = self.forward(ids, positions, output_hidden_states=len(layers) > 0, **inputs)
         last = output.last_hidden_state
         ends = send(ends, last.device)
         blocks = []

@@ -34,7 +34,7 @@ from pgra.methods.held_out import HeldOut
 from pgra.prompts import FewShotPrompt, task_format
 from pgra.reader.calibration import decide
 from pgra.rerank.bank import query_key
-from pgra.rerank.head import LabelModel, fit_labels
+from pgra.rerank.head import Fit, LabelModel, fit_labels
 from pgra.rerank.reranker import read_examples
 from pgra.rerank.states import PromptedFit, PromptedModel
 from pgra.types import Example, Prediction, Query, as_list, is_query, read_queries
@@ -42,7 +42,6 @@ from pgra.types import Example, Prediction, Query, as_list, is_query, read_queri
 logger = logging.getLogger(__name__)
 
 _ANSWER = "Label:"
-_CONTENT_FREE = ("N/A", "[MASK]", "")  # Zhao et al. 2021, "Calibrate before use"
 _LEAST_SEEN = 8  # texts whose mean opinion says more than that of no text
 
 
@@ -93,7 +92,8 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
 
     classes_: npt.NDArray[Any]
     _model: LabelModel | None = None
-    _examples: list[Example]
+    _examples: list[Example] | None  # None: it was loaded, and the texts are not known
+    _fit: Fit | None
 
     def __init__(
         self,
@@ -241,30 +241,38 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
     def _refit(self, known: Known) -> None:
         """Fit heads and opinion to what is known."""
         self._known = known
-        names = [str(label) for label in self.classes_.tolist()]
-        shown = self._exemplars
-        whole = known.joined(shown)
-        fit = fit_labels(
-            whole.states, self._reader.columns, whole.examples, names, num_shown=len(shown.keys)
-        )
+        fit = self._cross_validate()
         self._fit = fit
         self._model = fit.model
-        self._num_seen = len(known.keys)
-        if len(known.keys) < _LEAST_SEEN and fit.model.has_opinion:
-            inputs = self._reader.inputs
-            blank = [
-                Example("", {**dict.fromkeys(inputs, ""), inputs[0]: text})
-                for text in _CONTENT_FREE
-            ]
-            self._total = fit.model.opinion(known.states).sum(axis=0)
-            prior = fit.model.opinion(self._reader.read(blank)).mean(axis=0)
-            self._model = replace(fit.model, prior=prior)
+        self._begin_mean()
+        if self._needs_mean:
+            self._model = replace(
+                fit.model, prior=fit.model.opinion(self._reader.blank).mean(axis=0)
+            )
+
+    def _cross_validate(self) -> Fit:
+        names = [str(label) for label in self.classes_.tolist()]
+        columns = self._reader.columns
+        whole = self._known.joined(self._exemplars)
+        return fit_labels(
+            whole.states, columns, whole.examples, names, num_shown=len(self._exemplars.keys)
+        )
+
+    def _begin_mean(self) -> None:
+        """Begin the mean opinion over texts with those that were learned from."""
+        self._num_seen = len(self._known.keys)
+        if self._needs_mean:
+            self._total = self._require_fit().opinion(self._known.states).sum(axis=0)
+
+    @property
+    def _needs_mean(self) -> bool:
+        return len(self._known.keys) < _LEAST_SEEN and self._require_fit().has_opinion
 
     def _score(self, queries: Any, lm_states: Vectors | None = None) -> Scores:
         """Return the log-probabilities of labels, (n, C); states of the LM if it read them."""
         model = self._require_fit()
         states = self._reader.read(read_queries(queries, self._reader.inputs), lm_states)
-        if len(self._known.keys) < _LEAST_SEEN and model.has_opinion:
+        if self._needs_mean:
             self._total = self._total + model.opinion(states).sum(axis=0)
             self._num_seen += len(states)
             if self._num_seen >= _LEAST_SEEN:
@@ -319,12 +327,10 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         self._require_fit()
         if not self._known.keys:
             raise ConfigError("there is no example beside those in the prompt: give more")
+        self._fit = self._fit or self._cross_validate()
+        known = self._known
         held_out = HeldOut.of(self._fit)
-        texts = [e for e in self._examples if query_key(e) not in self._shown]
-        if not texts:  # it was loaded
-            return held_out
-        names = [str(label) for label in self.classes_.tolist()]
-        return held_out.beside(self._fit, texts, names, self._reader.encoder)
+        return held_out.beside(self._fit, known.states, known.examples, self._reader.encoder_name)
 
     def add(self, text: Query, label: Any) -> Self:
         """Learn from one text more; no other is read again.
@@ -338,7 +344,8 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
             raise ConfigError(f"label {label!r} is not of {self.classes_.tolist()}: fit learns it")
         (example,) = read_queries(text, self._reader.inputs)
         example = replace(example, label=str(label))
-        self._examples.append(example)
+        if self._examples is not None:
+            self._examples.append(example)
         self._refit(self._known.joined(Known.of([example], self._reader.read([example]))))
         return self
 
@@ -354,23 +361,23 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         self._require_fit()
         key = query_key(read_queries(text, self._reader.inputs)[0])
         rows = [row for row, other in enumerate(self._known.keys) if other != key]
+        left = [example for example in self._examples or () if query_key(example) != key]
         if key in self._shown:
-            if not self._examples:
+            if self._examples is None:
                 raise ConfigError(
                     "the prompt shows that text, and the others are unknown here: fit it again"
                 )
-            left = [example for example in self._examples if query_key(example) != key]
             return self._learn(left, self.classes_.tolist())
         if len(rows) == len(self._known.keys):
             raise ConfigError(f"{show(text)} was not learned from")
-        self._examples = [e for e in self._examples if query_key(e) != key]
+        if self._examples is not None:
+            self._examples = left
         self._refit(self._known.keep(rows))
         return self
 
     def _fitted(self) -> PromptedFit:
         model = self._require_fit()
         whole = self._known.joined(self._exemplars)
-        encoder = self._reader.encoder
         pairs = zip(whole.keys, whole.examples, strict=True)
         rows = [[key, example.text, example.label] for key, example in pairs]
         fields = {
@@ -379,7 +386,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
             "rows": rows,
             "num_exemplars": len(self._exemplars.keys),
             "exemplar_keys": sorted(self._shown),
-            "encoder": "none" if encoder is None else encoder.args.encoder,
+            "encoder": self._reader.encoder_name,
         }
         arrays = {**vars(model), "known_states": whole.states}
         return PromptedFit(self._reader.prompted, arrays, fields)
@@ -390,7 +397,8 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         self.classes_ = np.array(fields["labels"])
         self._words = fields["words"]
         self._shown = {*fields["exemplar_keys"]}
-        self._examples = []
+        self._examples = None
+        self._fit = None
         self._reader = LabelReader(fit.encoder, fields["encoder"], self._words, self.device)
         keys = [key for key, _, _ in fields["rows"]]
         examples = [Example("", {"text": text}, label) for _, text, label in fields["rows"]]
@@ -398,8 +406,9 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         whole = Known(keys, arrays.pop("known_states"), examples)
         count = len(examples) - fields["num_exemplars"]
         self._exemplars = whole.keep(range(count, len(examples)))
-        self._refit(whole.keep(range(count)))
+        self._known = whole.keep(range(count))
         self._model = LabelModel(**arrays)
+        self._begin_mean()
 
 
 def decide_each(classifiers: Sequence[Classifier], query: Query) -> list[Prediction]:
@@ -411,12 +420,11 @@ def decide_each(classifiers: Sequence[Classifier], query: Query) -> list[Predict
     Raises:
         ConfigError: If one was not fitted, or they have different LMs.
     """
-    encoders = []
     for classifier in classifiers:
         classifier._require_fit()
-        if classifier._reader.prompted is not None:
-            encoders.append(classifier._reader.prompted)
-    if len(encoders) < len(classifiers) or len({id(encoder.lm) for encoder in encoders}) > 1:
+    readers = [classifier._reader.prompted for classifier in classifiers]
+    encoders = [reader for reader in readers if reader is not None]
+    if len(encoders) < len(readers) or len({id(encoder.lm) for encoder in encoders}) > 1:
         raise ConfigError("the classifiers have different LMs: give all of them one pgra.CausalLM")
     examples = read_queries([query], encoders[0].prompt.template.inputs)
     states = read_once(encoders, examples[0].fields)
@@ -434,13 +442,12 @@ def _draw(examples: Sequence[Example], seed: int) -> list[Example]:
     groups: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         groups[str(example.label)].append(example)
-    turns = []
-    for label, group in groups.items():
-        distinct = {example.text: example for example in group}
+    drawn = []
+    for label in sorted(groups, key=lambda label: digest([seed, label])):
+        distinct = {example.text: example for example in groups[label]}
         ordered = sorted(distinct, key=lambda text: digest([seed, text]))
-        tie = digest([seed, label])
-        turns += [(turn, tie, distinct[text]) for turn, text in enumerate(ordered)]
-    return [example for _, _, example in sorted(turns, key=lambda entry: entry[:2])]
+        drawn += [(turn, distinct[text]) for turn, text in enumerate(ordered)]
+    return [example for _, example in sorted(drawn, key=lambda entry: entry[0])]
 
 
 def _describe(labels: Sequence[Any] | Mapping[Any, str] | None) -> str:

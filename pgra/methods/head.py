@@ -23,6 +23,7 @@ from pgra.methods.stages import set_aside, write_prompt
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration
 from pgra.rerank.bank import query_keys
 from pgra.rerank.head import fit_labels
+from pgra.rerank.similarity import Calibrated
 from pgra.rerank.states import StateBank
 from pgra.types import Example, Json
 
@@ -62,6 +63,11 @@ class LabelReader:
             encoder = Encoder(encoder, device=device)
         self.encoder: Encoder | None = encoder
 
+    @property
+    def encoder_name(self) -> str:
+        """The encoder's name; "none" without one."""
+        return "none" if self.encoder is None else self.encoder.args.encoder
+
     @cached_property
     def columns(self) -> StateColumns:
         """How what is read is divided."""
@@ -70,6 +76,14 @@ class LabelReader:
             return columns
         widths = [*columns.widths, self.encoder.width]
         return StateColumns(widths, has_encoder=True, words=columns.words)
+
+    @cached_property
+    def blank(self) -> Vectors:
+        """What is known of texts without content, (3, W)."""
+        others = dict.fromkeys(self.inputs, "")
+        return self.read(
+            [Example("", {**others, self.inputs[0]: text}) for text in Calibrated.content_free]
+        )
 
     def read(self, examples: Sequence[Example], states: Vectors | None = None) -> Vectors:
         """Return what is known of examples, (n, W); `states` are the LM's, if it read them."""
@@ -88,7 +102,7 @@ class LabelReader:
         Without an encoder it is nothing, (0, W).
         """
         width = sum(self.columns.widths)
-        if not examples or self.encoder is None:
+        if self.encoder is None:
             return np.empty((0, width), np.float32)
         vectors = self.encoder.encode([example.text for example in examples])
         blank = np.zeros((len(examples), width - self.encoder.width), np.float32)
@@ -96,7 +110,7 @@ class LabelReader:
 
 
 @cache
-def find_small_encoder(device: str = "auto") -> Encoder | None:
+def find_small_encoder(device: str) -> Encoder | None:
     """Open the small encoder that is at hand; None if there is none."""
     for name in SMALL_ENCODERS:
         try:
@@ -171,16 +185,17 @@ class HeadMethod(Method):
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
         train = self.data.train
         labels = list(self.data.labels)
+        states = self._read(train)
         shown = self.reader.read_shown(self.data.set_aside)
         fit = fit_labels(
-            np.concatenate([self._read(train), shown]),
+            np.concatenate([states, shown]),
             self.reader.columns,
             [*train, *self.data.set_aside[: len(shown)]],
             labels,
             num_shown=len(shown),
         )
         self.model = fit.model
-        held_out = HeldOut.of(fit).beside(fit, train, labels, self.reader.encoder)
+        held_out = HeldOut.of(fit).beside(fit, states, train, self.reader.encoder_name)
         logger.info("%s", held_out)
         record: dict[str, Json] = {"held_out_accuracy": held_out.accuracy}
         dev = self.data.dev

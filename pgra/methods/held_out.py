@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Self
 
 import numpy as np
 
-from pgra.arrays import Values
-from pgra.encoders.encoder import Encoder
-from pgra.lm.prefix import StateColumns
+from pgra.arrays import Vectors
 from pgra.report.metrics import compare_means
-from pgra.rerank.head import Fit, fit_labels
+from pgra.rerank.head import Fit
 from pgra.types import Example
 
 ERROR = 0.05  # of what is decided without a person
-_LEAST_RIVALS = 10  # examples
 _NOISE = 0.05  # p of a difference
 
 
@@ -40,7 +37,7 @@ class HeldOut:
     rivals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, fit: Fit) -> "HeldOut":
+    def of(cls, fit: Fit) -> Self:
         """Measure a fit to one example or more."""
         from scipy.stats import beta, binomtest  # a third of a second to import
 
@@ -58,27 +55,27 @@ class HeldOut:
         accuracy = float(fit.is_right.mean())
         return cls(accuracy, interval, count, decidable / count, threshold)
 
-    def beside(
-        self, fit: Fit, examples: Sequence[Example], labels: Sequence[str], encoder: Encoder | None
-    ) -> "HeldOut":
-        """Add what nearest neighbours and a head on an encoder's vectors decide rightly.
+    def beside(self, fit: Fit, states: Vectors, examples: Sequence[Example], name: str) -> Self:
+        """Add what nearest neighbours and the head alone decide rightly on an encoder's vectors.
 
-        Without an encoder nothing.
+        These are the last columns of the states (n, W) that were fitted; `name` is the encoder's.
+        Without vectors nothing is added.
         """
-        if encoder is None or len(examples) < _LEAST_RIVALS:
+        model = fit.model
+        if not model.has_encoder:
             return self
-        vectors = encoder.encode([example.text for example in examples])
+        vectors = states[:, -int(model.widths[-1]) :]
         names = np.array([str(example.label) for example in examples])
         products = vectors @ vectors.T
         products[fit.folds[:, None] == fit.folds] = -np.inf
-        name = str(encoder.args.encoder)
-        ways = {
-            "nearest neighbour": names[products.argmax(axis=1)] == names,
-            "head": fit_labels(vectors, StateColumns([encoder.width]), examples, labels).is_right,
-        }
+        ways = {f"nearest neighbour on {name}": names[products.argmax(axis=1)] == names}
+        if model.num_depths:
+            head = model.views(states, fit.folds)[1]
+            ways[f"head on {name} alone"] = head.argmax(axis=1) == fit.targets
+        ours = fit.is_right.astype(np.float64)
         for way, is_right in ways.items():
-            difference = compare_means(_floats(is_right), _floats(fit.is_right), seed=0)
-            self.rivals[f"{way} on {name}"] = (float(is_right.mean()), difference.p)
+            difference = compare_means(is_right.astype(np.float64), ours, seed=0)
+            self.rivals[way] = (float(is_right.mean()), difference.p)
         return self
 
     def __str__(self) -> str:
@@ -102,7 +99,3 @@ class HeldOut:
                 line += f", better (p {p:.3f}): use that"
             lines.append(line)
         return "\n".join(lines)
-
-
-def _floats(is_right: Any) -> Values:
-    return np.asarray(is_right, np.float64)

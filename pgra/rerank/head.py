@@ -210,14 +210,20 @@ class Fit:
 
     Attributes:
         folds: Each example's fold, (n,).
+        targets: Each example's label, (n,).
         scores: Log-probabilities by the heads that have not seen the example, (n, C).
-        is_right: Whether these decide rightly, (n,).
     """
 
     model: LabelModel
     folds: Targets
+    targets: Targets
     scores: Scores
-    is_right: npt.NDArray[np.bool_]
+
+    @property
+    def is_right(self) -> npt.NDArray[np.bool_]:
+        """Whether the scores decide rightly, (n,)."""
+        is_right: npt.NDArray[np.bool_] = self.scores.argmax(axis=1) == self.targets
+        return is_right
 
 
 def fit_labels(
@@ -294,8 +300,7 @@ def fit_labels(
     else:
         join, shift = fit_join(views, targets[:count])
         model = replace(model, join=join, shift=shift)
-    scores = model.score(learned, folds[:count])
-    return Fit(model, folds[:count], scores, scores.argmax(axis=1) == targets[:count])
+    return Fit(model, folds[:count], targets[:count], model.score(learned, folds[:count]))
 
 
 def fit_join(views: Scores, targets: Targets) -> tuple[Vectors, Vectors]:

@@ -60,6 +60,9 @@ def test_it_learns_and_a_saved_one_decides_alike(lm_dirs, tmp_path):
     assert again.report().accuracy == ours.report().accuracy
     again.add("A warm film.", NAMES[0])  # and goes on
     assert again.report().count == ours.report().count + 1
+    shown = next(text for text in TEXTS if text in ours._reader.prompted.prompt.prefix)
+    with pytest.raises(ConfigError, match="fit it again"):
+        again.remove(shown)  # its other texts are not there to write a prompt of
     with pytest.raises(ArtifactError, match="Classifier.load"):
         pgra.Reranker.load(tmp_path, device="cpu")
 
@@ -82,12 +85,15 @@ def test_a_text_that_is_removed_was_never_learned_from(lm_dirs):
         ours.remove("never seen")
 
 
-def test_an_encoder_alone_decides_too(lm_dirs, encoder_dir):
+def test_an_encoder_alone_decides_too(lm_dirs, encoder_dir, tmp_path):
     alone = pgra.Classifier(pgra.Encoder(str(encoder_dir), device="cpu"), PAIRS)
     assert np.mean(alone.predict(TEXTS) == np.array(NAMES)) > 0.6
     joined = make(lm_dirs, PAIRS, encoder=str(encoder_dir)).predict_proba(ASKED)
     assert abs(joined - make(lm_dirs, PAIRS).predict_proba(ASKED)).max() > 1e-3
     assert "nearest neighbour" in str(alone.report())
+    alone.save(tmp_path)
+    again = pgra.Classifier.load(tmp_path, device="cpu")
+    np.testing.assert_array_equal(again.predict_proba(ASKED), alone.predict_proba(ASKED))
 
 
 def test_it_is_an_estimator(lm_dirs):

@@ -113,10 +113,11 @@ def test_what_can_be_decided_is_by_hand():
     chances = np.linspace(0.99, 0.6, 100)
     right = np.ones(100, bool)
     right[[40, 93, 94, 96, 97, 98, 99]] = False
+    folds = np.zeros(100, int)
     scores = np.log(np.column_stack([chances, 1 - chances])).astype(np.float32)
-    found = HeldOut.of(Fit(None, np.zeros(100, int), scores, right))
+    found = HeldOut.of(Fit(None, folds, np.where(right, 0, 1), scores))
     assert (found.accuracy, found.count, found.decidable) == (0.93, 100, 0.93)
     assert found.threshold == pytest.approx(chances[92], abs=1e-6)
     assert found.interval == pytest.approx((0.861, 0.971), abs=1e-3)  # R's binom.test(93, 100)
-    few = HeldOut.of(Fit(None, np.zeros(50, int), scores[:50], right[:50] | True))
+    few = HeldOut.of(Fit(None, folds[:50], folds[:50], scores[:50]))
     assert few.decidable == 0  # the control: 50 of 50 may be 5.8 % wrong
