@@ -14,20 +14,24 @@ more examples of each label, drawn three times, these decide 300 test texts:
     all                     with a head on MiniLM's vectors: `Classifier`, `--method head`
     MiniLM, regression      scikit-learn's logistic regression; it has the prompt's examples too
     MiniLM, nearest         the label of the nearest example; the same
+    T5                      (`--others t5`) fine-tuned for 24 steps of 8, without evidence; the same
+    SetFit                  (`--others setfit`) on MiniLM (Tunstall et al. 2022); pip install it
+    pipeline("decision")    (`--others decision`) of transformers, on the LM, without an example
 
 Hypotheses, written before the first run (percent right, means over tasks, paired by text, Holm):
 
     D1  words less their mean beat the words as they are by 8 points without a label, p < 0.001
     D2  all beat the last layer's head by 4 points at 8 and at 16 a label, p < 0.001, and lose on no
         task at 32 beyond noise
-    D3  at 8, 16 and 32 all beat both rivals, p < 0.001
+    D3  at 8, 16 and 32 all beat both rivals, p < 0.001; from 16 on they are not below T5
     D5  expected calibration error is at most 0.08 at 16 a label; of the texts above the threshold
         that held-out examples give for 5 % error at most 5 % are wrong, beyond noise
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +41,10 @@ from sklearn.linear_model import LogisticRegression
 
 import pgra
 from pgra.arrays import Vectors
+from pgra.artifacts import digest
 from pgra.commands.common import say
 from pgra.context import Context
+from pgra.data.bundled import bundled_model_dir
 from pgra.data.examples import DataArguments, load_splits
 from pgra.data.tasks import Task
 from pgra.exemplars.selector import build_prompt
@@ -55,11 +61,15 @@ from pgra.types import Example
 
 TASKS = ("rotten-tomatoes=bundled:rotten-tomatoes",)
 ENCODER = "bundled:minilm-l6"
+T5 = "bundled:t5-small-titles"
+OTHERS = {"t5": (16, 32), "setfit": (8, 16), "decision": (0,)}  # where each is asked
 SIZES = (0, 2, 8, 16, 32)
 NUM_EXEMPLARS = 8
 NUM_TEST = 300
 BINS = 10  # of the expected calibration error
 Right = npt.NDArray[np.bool_]
+_IN_WORDS = ("cr", "sst2", "trec")  # few steps do not teach a T5 the slots of their templates
+_SUBJ = "Is the following sentence subjective or objective? Sentence: {text} Answer:"
 
 
 @dataclass(frozen=True)
@@ -170,7 +180,12 @@ class Outcome:
     threshold: float = 1.0
 
 
-def decide(draw: Draw, reading: Reading, size: int) -> dict[str, Outcome]:
+Other = Callable[[Draw, Sequence[Example]], Sequence[str]]  # labels of the test texts
+
+
+def decide(
+    draw: Draw, reading: Reading, size: int, others: Mapping[str, Other]
+) -> dict[str, Outcome]:
     """Decide the test texts in each way, by its name."""
     labels = list(draw.task.labels)
     truth = np.array([labels.index(str(example.label)) for example in draw.test])
@@ -216,10 +231,87 @@ def decide(draw: Draw, reading: Reading, size: int) -> dict[str, Outcome]:
             "MiniLM, regression": model.predict(vectors.test),
             "MiniLM, nearest": np.array(names)[(vectors.test @ known.T).argmax(axis=1)],
         }
+        for name, other in others.items():
+            if size in OTHERS[name]:
+                ways[name] = np.array(other(draw, [*learned, *draw.exemplars]))
         for name, decided in ways.items():
             is_right = decided == np.array([labels[number] for number in truth])
             outcomes[name] = Outcome(is_right, np.ones(len(truth), np.float32))
     return outcomes
+
+
+def decide_t5(artifacts: Path, draw: Draw, learned: Sequence[Example]) -> Sequence[str]:
+    """Return the labels that a T5 gives after 24 steps on the examples."""
+    task = draw.task
+    template = _SUBJ if task.name == "subj" else task.reader_template
+    if task.name in _IN_WORDS:
+        template = Task.load(f"{task.name}-instruction").reader_template
+    rows = [(str(example.text), str(example.label)) for example in learned]
+    run = pgra.train(
+        replace(task, reader_template=template),
+        rows,
+        validation=rows[:2],  # nothing is chosen on it
+        test=[(str(example.text), str(example.label)) for example in draw.test],
+        artifacts_dir=artifacts,
+        output_dir=artifacts / "t5" / f"{task.name}-{len(rows)}-{digest(rows)[:12]}",
+        method="plain",
+        model_name_or_path=T5,
+        max_steps=24,
+        total_train_batch_size=8,
+        learning_rate=5e-4 if task.name == "trec" else 3e-4,
+        eval_steps=0,
+        save_steps=0,
+    )
+    return [str(line["prediction"]) for line in run.predictions]
+
+
+def decide_setfit(draw: Draw, learned: Sequence[Example]) -> Sequence[str]:
+    """Return the labels that SetFit gives: an encoder tuned on pairs, 20 an example."""
+    import setfit
+    from datasets import Dataset
+
+    columns = {
+        "text": [str(example.text) for example in learned],
+        "label": [str(example.label) for example in learned],
+    }
+    folder = str(bundled_model_dir(ENCODER.removeprefix("bundled:")))
+    model = setfit.SetFitModel.from_pretrained(folder, labels=sorted({*columns["label"]}))
+    args = setfit.TrainingArguments(
+        num_iterations=20, batch_size=16, num_epochs=1, seed=0, show_progress_bar=False
+    )
+    setfit.Trainer(model, args, train_dataset=Dataset.from_dict(columns)).train()
+    decided: Sequence[str] = model.predict([str(example.text) for example in draw.test])
+    return decided
+
+
+class DecisionPipeline:
+    """Transformers' own typed decision, which takes no example: one answer for all draws."""
+
+    def __init__(self, lm: pgra.CausalLM) -> None:
+        """Take the LM whose folder it opens."""
+        self.lm = lm
+        self._decided: dict[str, Sequence[str]] = {}
+
+    def __call__(self, draw: Draw, learned: Sequence[Example]) -> Sequence[str]:  # noqa: ARG002
+        """Return the labels of the test texts."""
+        if draw.task.name not in self._decided:
+            self._decided[draw.task.name] = self._decide(draw)
+        return self._decided[draw.task.name]
+
+    def _decide(self, draw: Draw) -> Sequence[str]:
+        from transformers import pipeline
+
+        answer = pipeline("decision", model=self.lm.source.path)
+        question = {
+            "type": "choice",
+            "instructions": draw.task.prompt.format(text="").strip(),
+            "criteria": dict(draw.task.prompt_words),
+        }
+        decided = []
+        for example in draw.test:
+            answers = answer({"state": str(example.text), "questions": {"label": question}})
+            decided.append(str(answers["label"]["choice"]))
+        return decided
 
 
 def calibration_error(outcomes: Sequence[Outcome]) -> float:
@@ -297,6 +389,7 @@ def main() -> None:
     parser = shared_parser(__doc__ or "", quick=quick, lm="bundled:smollm2-135m")
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="TASK, or TASK=data set")
     parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--others", nargs="+", default=(), choices=OTHERS, help="also ask these")
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
     args = parse_flags(parser)
     lm = pgra.CausalLM(args.lm, device=args.device)
@@ -305,7 +398,14 @@ def main() -> None:
     num_draws = 1 if args.quick else args.draws
     num_test = 60 if args.quick else NUM_TEST
     figures: dict[str, float] = {}
+    asked: dict[str, Other] = {
+        "t5": partial(decide_t5, args.artifacts),
+        "setfit": decide_setfit,
+        "decision": DecisionPipeline(lm),
+    }
+    others = {name: asked[name] for name in args.others}
     for num_exemplars in (NUM_EXEMPLARS, 0):
+        asked_now = others if num_exemplars else {}  # they have the examples of the prompt in both
         cells: dict[str, dict[int, dict[str, list[Outcome]]]] = {}
         for words in args.tasks:
             name, _, source = words.partition("=")
@@ -315,7 +415,7 @@ def main() -> None:
                     lm, encoder, draw, num_exemplars=num_exemplars, artifacts=args.artifacts
                 )
                 for size in sizes:
-                    for way, outcome in decide(draw, reading, size).items():
+                    for way, outcome in decide(draw, reading, size, asked_now).items():
                         ways.setdefault(size, {}).setdefault(way, []).append(outcome)
             cells[name] = ways
         show_table(f"a prompt of {num_exemplars} examples", cells, figures)

@@ -10,6 +10,7 @@ tokens are those of bundled:smollm2-135m).
     released  each candidate once: whole prompts, batches of 4 in the order found, right padding
     expanded  the prefix run once, a copy of its keys and values with each text
     cascade   attention in two parts, the prefix's keys and values stand once: pgra's own way
+    depths    the same, and the states at five depths come out, as a head reads them
     floor     the whole suffix (template and text) with no prefix at all, by stock calls
 """
 
@@ -41,7 +42,7 @@ from subjects import count_operations, open_lm, read_reviews
 from pgra.cli import run
 from pgra.context import Context
 from pgra.data.corpus import CorpusArguments, open_corpus
-from pgra.lm.base import DTYPES
+from pgra.lm.base import DEPTHS, DTYPES
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
@@ -198,6 +199,7 @@ def rate_figures(ways: dict[str, Way], config: Any, peak_rate: float) -> dict[st
     return figures | {
         "speedup_vs_released": ours / ways["released"].rate,
         "share_of_floor": ours / ways["floor"].rate,
+        "depths_vs_one": ways["depths"].rate / ours,
     }
 
 
@@ -217,6 +219,8 @@ def make_ways(
         read = partial(read_by, title, lm, encoder, shard)
         read(reading.texts[:8])  # the prefix and the first kernels
         ways[title] = Way(reading.texts, read, num_shared)
+    deep = PromptedEncoder(lm, reading.prompt, depths=DEPTHS)
+    ways["depths"] = Way(reading.texts, partial(read_by, "cascade", lm, deep, shard), num_shared)
     ways["floor"] = Way(reading.texts, partial(read_bare, encoder, shard, head))
     return ways
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS: dict[str, float] = {
     "pgra: tokens": 138_750,
     "tests: tokens": 89_200,
-    "benchmarks: tokens": 15_900,
+    "benchmarks: tokens": 16_420,
     "prose: words": 27_000,
     "pgra: parallel assignments": 0,
     "pgra: assignments to three names": 0,

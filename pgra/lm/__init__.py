@@ -79,7 +79,10 @@ def as_state_lm(
 
 def _find(args: LMArguments, path: str | None) -> "type[StateLM]":
     if path is None:
-        raise ConfigError(f"--lm {args.lm} answers prompts alone: give http://HOST:PORT for states")
+        raise ConfigError(
+            f"--lm {args.lm} answers prompts alone: give http://HOST:PORT for states, or let it "
+            "decide with pgra icl"
+        )
     from pgra.lm.state_lm import StateLM
 
     kind: type[StateLM] = find_class(

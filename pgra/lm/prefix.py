@@ -354,18 +354,34 @@ class PromptedEncoder:
         Raises:
             ModelError: If the tokenizer joins a word to the prompt before it.
         """
-        (probe,) = self._passages([_PROBES[1]])
-        _, ids = self.lm.split_words(self.prompt.write(probe), [f" {word}" for word in words])
         last = self.lm.width
         inner = [(self.width - last) // len(self.layers) for _ in self.layers]
-        return StateColumns([*inner, last], words=self.lm.word_rows(ids))
+        return StateColumns([*inner, last], words=self.lm.word_rows(self.word_ids(words)))
 
-    def tokenize(self, fields: Sequence[Mapping[str, str]]) -> TokenizedPrompts:
+    def word_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of words after a prompt; raises as `columns`."""
+        (probe,) = self._passages([_PROBES[1]])
+        _, ids = self.lm.split_words(self.prompt.write(probe), [f" {word}" for word in words])
+        return ids
+
+    def score_words(self, examples: Sequence[Example], words: Sequence[str]) -> Vectors:
+        """Return the log-probability of all tokens of each word after examples, (B, C)."""
+        ids = self.word_ids(words)
+        limit = min(self.limit, self.lm.window - max(map(len, ids)))
+        prompts = self.tokenize([example.fields for example in examples], limit)
+        with Bar(total=len(examples), desc="score words", unit="text", leave=False) as bar:
+            scores = self.lm.scores(prompts.ids, [ids] * len(prompts.ids), advance=bar.update)
+        return np.array(scores, np.float32).reshape(len(examples), len(words))
+
+    def tokenize(
+        self, fields: Sequence[Mapping[str, str]], limit: int | None = None
+    ) -> TokenizedPrompts:
         """Write and tokenise prompts; the LM is not used, so another thread may do it ahead."""
         ids = self._tokenize(fields)
+        limit = limit or self.limit
         for i, prompt in enumerate(ids):
-            if len(prompt) > self.limit:
-                (ids[i],) = self._tokenize([self._cut(fields[i])])
+            if len(prompt) > limit:
+                (ids[i],) = self._tokenize([self._cut(fields[i], limit)])
                 self.num_cut += 1
         return TokenizedPrompts(fields, ids)
 
@@ -397,18 +413,16 @@ class PromptedEncoder:
         self.num_cut = num_cut
         return prompts.ids
 
-    def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
+    def _cut(self, fields: Mapping[str, str], limit: int) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""
         name = max(fields, key=lambda n: len(fields[n]))
 
         def count_tokens(most: int) -> int:
             return len(self._tokenize([{**fields, name: fields[name][:most]}])[0])
 
-        longest = bisect_right(range(1, len(fields[name]) + 1), self.limit, key=count_tokens)
+        longest = bisect_right(range(1, len(fields[name]) + 1), limit, key=count_tokens)
         if longest == 0:
-            raise ConfigError(
-                f"{', '.join(fields)} do not fit in {self.limit} tokens, even truncated"
-            )
+            raise ConfigError(f"{', '.join(fields)} do not fit in {limit} tokens, even truncated")
         return {**fields, name: fields[name][:longest]}
 
 

@@ -15,7 +15,9 @@ import numpy as np
 from pgra.arrays import Vectors
 from pgra.encoders.encoder import Encoder
 from pgra.errors import PgraError
+from pgra.lm.load import is_encoder
 from pgra.lm.prefix import PromptedEncoder, StateColumns
+from pgra.lm.state_lm import StateLM
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import SPLITS, Decisions, Method, TaskData, decide_labels
 from pgra.methods.held_out import HeldOut
@@ -72,10 +74,23 @@ class LabelReader:
     def columns(self) -> StateColumns:
         """How what is read is divided."""
         columns = StateColumns([]) if self.prompted is None else self.prompted.columns(self._words)
+        if self._are_scored:
+            count = len(self._words)
+            widths = [*columns.widths[:-1], columns.widths[-1] + count]
+            columns = StateColumns(widths, words=np.eye(count, count + 1, dtype=np.float32))
         if self.encoder is None:
             return columns
         widths = [*columns.widths, self.encoder.width]
         return StateColumns(widths, has_encoder=True, words=columns.words)
+
+    @cached_property
+    def _are_scored(self) -> bool:
+        """Whether words are scored whole: their first tokens, or states, do not tell them apart."""
+        if self.prompted is None or type(self.prompted.lm).scores is StateLM.scores:
+            return False
+        ids = self.prompted.word_ids(self._words)
+        is_alike = len({word[0] for word in ids}) < len(ids)
+        return is_alike or self.prompted.lm.word_rows(ids) is None
 
     @cached_property
     def blank(self) -> Vectors:
@@ -92,6 +107,8 @@ class LabelReader:
         blocks = []
         if self.prompted is not None:
             blocks.append(self.prompted.encode_examples(examples) if states is None else states)
+            if self._are_scored:
+                blocks.append(self.prompted.score_words(examples, self._words))
         if self.encoder is not None:
             blocks.append(self.encoder.encode([example.text for example in examples]))
         return np.concatenate(blocks, axis=1)
@@ -131,53 +148,56 @@ class HeadMethod(Method):
         return False
 
     def open(self) -> None:
-        """Read the task, write the prompt and find the LM.
+        """Read the task, write the prompt and find the LM; of an encoder there is no prompt.
 
         Raises:
             ConfigError: If there are too few examples for the prompt, or it leaves no room.
             DataError: If the data cannot be read.
             ModelError: If the LM cannot be used.
         """
-        data = TaskData.read(self.args, least_dev=LEAST_EXAMPLES).labelled()
+        self.data = TaskData.read(self.args, least_dev=LEAST_EXAMPLES).labelled()
         args = self.args["head"]
-        prompt = write_prompt(data, args)
-        self.data = set_aside(data, prompt.exemplar_ids)
+        device = self.context.device
+        words = self.data.task.prompt_words
+        self.bank: StateBank | None = None
+        if is_encoder(args.lm):
+            self.reader = LabelReader(None, args.lm, words, device)
+        else:
+            prompt = write_prompt(self.data, args)
+            self.data = set_aside(self.data, prompt.exemplar_ids)
+            encoder = PromptedEncoder.open(args, prompt, device, args.lm_depths)
+            self.reader = LabelReader(encoder, args.head_encoder, words, device)
+            self.bank = StateBank(
+                encoder,
+                encoder.fingerprint,
+                self.context,
+                shard_rows=args.bank_shard_rows,
+                suffix="-queries",
+            )
         # Without a dev set it learned from all rows, as others' pools: there is no division.
         self.fingerprints |= self.data.fingerprints(SPLITS if self.data.dev else _UNDIVIDED)
-        encoder = PromptedEncoder.open(args, prompt, self.context.device, args.lm_depths)
-        words = self.data.task.prompt_words
-        self.reader = LabelReader(encoder, args.head_encoder, words, self.context.device)
-        self.bank = StateBank(
-            encoder,
-            encoder.fingerprint,
-            self.context,
-            shard_rows=args.bank_shard_rows,
-            suffix="-queries",
-        )
 
     def identity(self) -> dict[str, Json]:
-        fields = dict(self.encoder.fingerprint)
+        prompted = self.reader.prompted
+        fields = {} if prompted is None else dict(prompted.fingerprint)
         if self.reader.encoder is not None:
             fields["head_encoder"] = self.reader.encoder.fingerprint
         return fields
-
-    @property
-    def encoder(self) -> PromptedEncoder:
-        """The LM under its prompt."""
-        assert self.reader.prompted is not None
-        return self.reader.prompted
 
     def sources(self) -> list[str]:
         return [self.args["head"].lm, *super().sources()]
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
+        if self.bank is None:
+            return
         with self.timed("states"):
             for split in splits:
-                self._read(self.data.examples(split))
+                self.bank.read_queries(self.data.examples(split), "LM reads texts")
 
     def _read(self, examples: Sequence[Example]) -> Vectors:
         """Return what heads learn from, (n, W); splits' states are kept in the LM's bank."""
-        if all(list(examples) != self.data.examples(split) for split in SPLITS):
+        is_split = any(list(examples) == self.data.examples(split) for split in SPLITS)
+        if self.bank is None or not is_split:
             return self.reader.read(examples)
         self.bank.read_queries(examples, "LM reads texts")
         return self.reader.read(examples, self.bank.states(query_keys(examples)))
@@ -208,8 +228,10 @@ class HeadMethod(Method):
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         scores = self.model.score(self._read(examples))
-        self.encoder.release()
+        if self.reader.prompted is not None:
+            self.reader.prompted.release()
         return decide_labels(examples, scores, self.data, Calibration(), "none")
 
-    def sample_prompt(self) -> str:
-        return self.encoder.prompt.write(self.data.test[0].fields)
+    def sample_prompt(self) -> str | None:
+        prompted = self.reader.prompted
+        return None if prompted is None else prompted.prompt.write(self.data.test[0].fields)

@@ -68,10 +68,12 @@ class HeldOut:
         names = np.array([str(example.label) for example in examples])
         products = vectors @ vectors.T
         products[fit.folds[:, None] == fit.folds] = -np.inf
-        ways = {f"nearest neighbour on {name}": names[products.argmax(axis=1)] == names}
+        ways = {
+            f"nearest neighbour on {name} (--method knn)": names[products.argmax(axis=1)] == names
+        }
         if model.num_depths:
             head = model.views(states, fit.folds)[1]
-            ways[f"head on {name} alone"] = head.argmax(axis=1) == fit.targets
+            ways[f"head on {name} alone (--lm {name})"] = head.argmax(axis=1) == fit.targets
         ours = fit.is_right.astype(np.float64)
         for way, is_right in ways.items():
             difference = compare_means(is_right.astype(np.float64), ours, seed=0)

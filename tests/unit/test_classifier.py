@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import SENTENCES
 from datasets import Dataset
 from sklearn.base import clone
@@ -49,6 +50,29 @@ def test_without_an_example_it_is_the_lms_opinion_less_its_mean(lm_dirs):
     check(found.predict_proba(ASKED[:1]), seen.mean(axis=0), slice(1))
     assert abs(blank.mean(axis=0) - logits.mean(axis=0)).max() > 1e-3  # the control
     assert list(found.classes_) == ["good", "bad"]
+
+
+def test_words_that_begin_alike_are_scored_whole(lm_dirs, tmp_path):
+    words = ["very good", "very bad"]
+    model, tokenizer = plain_lm(lm_dirs["opt"], with_head=True)
+
+    def score(text, word):
+        begin = tokenizer(f"Text: {text}\nLabel:").input_ids
+        after = tokenizer(f" {word}", add_special_tokens=False).input_ids
+        logits = model(torch.tensor([begin + after])).logits[0].detach().numpy()
+        chances = log_softmax(logits[len(begin) - 1 : -1])
+        return sum(chances[row, token] for row, token in enumerate(after))
+
+    found = make(lm_dirs, labels=words)
+    found.predict(ASKED)
+    scores = np.array([[score(text, word) for word in words] for text in ASKED])
+    expected = np.exp(log_softmax((scores - scores.mean(axis=0)) / 2))
+    # The mean goes on over the same texts once more, and stays.
+    np.testing.assert_allclose(found.predict_proba(ASKED), expected, atol=2e-3)
+    assert abs(expected - 0.5).max() > 1e-3  # the control: the words differ
+    found.save(tmp_path)
+    again = pgra.Classifier.load(tmp_path, device="cpu")
+    assert again.predict(ASKED).tolist() == found.predict(ASKED).tolist()
 
 
 def test_it_learns_and_a_saved_one_decides_alike(lm_dirs, tmp_path):

@@ -23,6 +23,7 @@ from pgra.retrieval.neighbors import open_neighbor_encoder
 from pgra.runs import Run, evaluate_run, run, train
 
 WRITERS = [f"{x} answers" for x in ("exhaustive", "fid", "pgra", "plain", "rag", "ralm")]
+KINDS = [*WRITERS, "head encoder"]  # the last's LM is an encoder
 
 
 def asking(args, review_files):
@@ -36,13 +37,15 @@ def asking(args, review_files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*sorted({*METHODS} - {"icl", "kate"}), *WRITERS])
+@pytest.mark.parametrize("method", [*sorted({*METHODS} - {"icl", "kate"}), *KINDS])
 def test_a_run_is_made_once_and_measured_again_alike(args, review_files, tmp_path, method):
-    folder, (method, *writes) = tmp_path / "run", method.split()
-    if writes:
+    folder, (method, *kind) = tmp_path / "run", method.split()
+    if kind == ["answers"]:
         args = asking(args, review_files)
     args = with_retriever(args, retriever="bm25+dense") if method == "fid" else args
     few = {"num_shots": 4, "exemplar_sets": 2} if method == "lm-bff" else {}
+    if kind == ["encoder"]:
+        few = {"lm": args.retriever.encoder}
     mine = run_of(args, method, folder, **few)
     done = run(mine)
     assert not done.reused
@@ -55,7 +58,8 @@ def test_a_run_is_made_once_and_measured_again_alike(args, review_files, tmp_pat
     other = having(mine, max_test_samples=4)
     with pytest.raises(ArtifactError, match="max_test_samples"):
         run(other)
-    assert (folder / "prompt.txt").is_file() == (method in ("exhaustive", "head", "pgra", "ralm"))
+    has_prompt = method in ("exhaustive", "head", "pgra", "ralm") and kind != ["encoder"]
+    assert (folder / "prompt.txt").is_file() == has_prompt
     depth = 0 if method in ("head", "knn", "lm-bff", "plain") else 3
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
     if method in ("lm-bff", "rag"):
