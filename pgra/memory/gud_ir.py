@@ -7,9 +7,9 @@ can be interrupted at any time, and resumed.
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,15 @@ from pgra.artifacts import digest, lock_folder, write_checksums
 from pgra.context import Context
 from pgra.errors import ArtifactError, DataError
 from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
-from pgra.memory import lookup
 from pgra.memory.families import Family, read_stream
-from pgra.memory.log import read_events, replay
-from pgra.memory.memory import Memory
+from pgra.memory.log import FeedbackLog, read_events, replay
+from pgra.memory.lookup import (
+    EncoderLookup,
+    GeneratorArguments,
+    LookupArguments,
+    Match,
+    OpenLookup,
+)
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import ReaderModule
 from pgra.reader.train import Collate, Trainable, TrainResult, fit
@@ -33,33 +38,35 @@ _FEEDBACK_TOKENS = 64  # written by it
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
 
 
-class GeneratingLookup:
+class GeneratingLookup(EncoderLookup):
     """By the stored feedback nearest to one written for the question."""
 
-    scores: ClassVar = lookup.EncoderLookup.scores
+    name = "gud-ir"
+    compared = "feedback"
 
-    def __init__(self, write: Callable[[str], str], identity: Json, nearest: lookup.Lookup) -> None:
+    def __init__(
+        self, log: FeedbackLog, write: Callable[[str], str], identity: str, **options: Any
+    ) -> None:
+        """Follow a log; `write` and `identity` are of `load_generator`."""
+        super().__init__(log, **options)
         self._write = write
-        self._nearest = nearest
-        self.key = nearest.key
-        self.fingerprint: Fields = {
-            "lookup": "gud-ir",
-            "generator": identity,
-            "max_new_tokens": _FEEDBACK_TOKENS,
-            "nearest": dict(nearest.fingerprint),
-        }
+        self._identity = identity
 
     @classmethod
     def load(
-        cls, args: lookup.LookupArguments, user: str, context: Context, encoder: Any = None
-    ) -> lookup.OpenLookup:
+        cls, args: LookupArguments, user: str, context: Context, encoder: Any = None
+    ) -> OpenLookup:
         write, identity = load_generator(str(args.generator), device=context.device)
-        nearest = lookup.EncoderLookup.load(args, user, context, encoder, form="feedback")
-        return lambda log: cls(write, identity, nearest(log))
+        return partial(super().load(args, user, context, encoder), write=write, identity=identity)
 
-    def find(self, question: str, k: int = 1) -> list[lookup.Match]:
+    @property
+    def fingerprint(self) -> Fields:
+        generator = {"generator": self._identity, "max_new_tokens": _FEEDBACK_TOKENS}
+        return {**super().fingerprint, **generator}
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
         feedback = self._write(question)
-        return self._nearest.find(feedback, k) if feedback else []
+        return super().find(feedback, k) if feedback else []
 
 
 def load_generator(name: str, *, device: str = "auto") -> tuple[Callable[[str], str], str]:
@@ -98,19 +105,14 @@ def _tokenize(tokenizer: Any, questions: Sequence[str], tensors: str | None = No
 
 
 def read_pairs(path: Path, family: Family | None = None) -> list[tuple[str, str]]:
-    """Read questions with their feedback: from a memory, a log of its form, or a family's stream.
+    """Read questions with their feedback: from a memory, its log, or a family's stream.
 
     Raises:
         DataError: If there are no pairs, or a line lacks question or feedback.
     """
-    pairs: list[Any]
-    if family is not None:
-        pairs = read_stream(path, family)
-    elif path.suffix == ".sqlite":
-        with Memory(path, create=False) as memory:
-            pairs = list(memory)
-    else:
-        pairs = replay(read_events(path))
+    pairs: Sequence[Any] = (
+        replay(read_events(path)) if family is None else read_stream(path, family)
+    )
     if not pairs:
         raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
     return [(pair.question, pair.feedback) for pair in pairs]
@@ -148,7 +150,7 @@ class _Trainable(Trainable):
 def train_generator(
     pairs: Sequence[tuple[str, str]],
     folder: Path,
-    arguments: lookup.GeneratorArguments,
+    arguments: GeneratorArguments,
     context: Context,
 ) -> TrainResult:
     """Train a model to write a question's feedback; write a plain model folder at the end.

@@ -13,7 +13,6 @@ from pgra.memory.families import load_family
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import (
     LOOKUPS,
-    Bm25Lookup,
     EditLookup,
     EncoderLookup,
     LookupArguments,
@@ -119,7 +118,7 @@ def test_a_key_is_what_stands_around_the_slot():
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), min_size=1, max_size=5).map(" ".join)
 LETTERS = {"encoder": EncoderLookup, "paraphrase": ParaphraseLookup}
-CLASSES = {"edit": EditLookup, "relative-edit": RelativeEditLookup, "bm25": Bm25Lookup, **LETTERS}
+CLASSES = {"edit": EditLookup, "relative-edit": RelativeEditLookup, **LETTERS}
 
 
 def open_by(name, log):

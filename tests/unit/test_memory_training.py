@@ -3,6 +3,7 @@
 import pytest
 from conftest import write_jsonl
 from small_training import at_batch
+from test_memory_lookup import LetterEncoder
 
 from pgra.context import Context
 from pgra.errors import ArtifactError
@@ -26,8 +27,8 @@ def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(memory):
     memory.add("tom hated skating because he had no balance", "practicing to improve your skills")
     memory.add("jordyn hated soccer", "saying what you like")
     asked, rough = "jordyn was trying to improve her soccer", "practising to improve skills"
-    nearest = EditLookup(memory.log, form="feedback")
-    lookup = GeneratingLookup(lambda text: rough if text == asked else "", "a table", nearest)
+    write = {asked: rough}.get
+    lookup = GeneratingLookup(memory.log, write, "a table", encoder=LetterEncoder())
     assert lookup.find(asked)[0].feedback == "practicing to improve your skills"
     assert EditLookup(memory.log).find(asked)[0].feedback == "saying what you like"  # by the key
     assert lookup.find("another") == []  # nothing is written for it
