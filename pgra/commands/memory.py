@@ -16,7 +16,7 @@ from pgra.commands.common import about, parse, quiet_libraries, say, typed_lines
 from pgra.config import Arguments, HelpParser, arg, choose, wants_help
 from pgra.context import Context
 from pgra.errors import ConfigError, visible
-from pgra.memory.chat import Conversation, Talk, entry_number, show_entry
+from pgra.memory.chat import Conversation, entry_number, show_entry, talk
 from pgra.memory.families import Family, load_family
 from pgra.memory.lookup import GeneratorArguments, LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
@@ -296,7 +296,7 @@ def _chat(where: MemoryArguments, chat: PromptedArguments, lookup: LookupArgumen
     with open_conversation(where, chat, lookup) as conversation:
         say(f"{where.memory}: {len(conversation.memory):,} entries; LM {chat.lm}")
         say("type a question, /add TEXT, /delete ID, /list, /prompt or /quit")
-        Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
+        talk(conversation, read_lines(), say, is_watched=sys.stdin.isatty())
 
 
 # By word: its function, what stands before its flags, and its arguments' classes.

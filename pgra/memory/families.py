@@ -247,19 +247,17 @@ class FewShot:
         question: str,
         *,
         feedback: str = "",
-        more: Sequence[PromptExample] = (),
-        num_examples: int | None = None,
+        examples: Sequence[PromptExample] | None = None,
     ) -> str:
         """Render a prompt for an LM to complete.
 
         Args:
             question: What is asked.
             feedback: Its clarification, or "".
-            more: Examples after the question's own.
-            num_examples: How many of its own to show, the first ones; None for all.
+            examples: What stands before it; None for its own.
         """
         blocks = []
-        for example in (*self.examples_of(question)[:num_examples], *more):
+        for example in self.examples_of(question) if examples is None else examples:
             clarified = self._clarify(example.question, example.feedback)
             answer = self.sanitize(example.answer)
             blocks.append(f"{clarified}{self.separator}{answer} {self.end}{self.separator}")

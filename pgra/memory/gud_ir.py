@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import Adafactor, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
@@ -170,17 +171,15 @@ def train_generator(
         tokenizer = load_tokenizer(source)
         model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
         questions, feedback = zip(*pairs, strict=True)
-        columns = dict(_tokenize(tokenizer, questions))
         targets = tokenizer(
             text_target=list(feedback), truncation=True, max_length=_FEEDBACK_TOKENS
         )
-        columns["labels"] = targets["input_ids"]
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        columns = {**_tokenize(tokenizer, questions), "labels": targets["input_ids"]}
         contents: Json = [values, source.identity, [list(pair) for pair in pairs]]
         work = folder.with_name(f".{folder.name}-{digest(contents)[:12]}.training")
         result = fit(
             _Trainable(FeedbackModule(model), tokenizer),
-            rows,
+            Dataset.from_dict(columns),
             TrainingArguments(
                 output_dir=str(work),
                 **values,

@@ -31,7 +31,6 @@ IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
 # T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale its logits
 # like the original T5's, but it was trained without, with a head of its own.
 ARCHITECTURES = ("mt5", "t5")
-_UNSEEN = 2  # tokens, as of a label, that are written without a look at what has ended
 _MAX_LOGITS = 1024  # target tokens with logits in memory: 130 MB for T5's vocabulary
 Fused = tuple[BaseModelOutput, Tensor]
 TokenIds = npt.NDArray[np.int32]
@@ -264,19 +263,15 @@ class FusionReader(ReaderModule):
 
     @torch.inference_mode()
     def write(self, packed: PackedSegments, count: int) -> Tensor:
-        """Write the likeliest `count` tokens, (B, count) int64, padded after the text's end.
-
-        As T5's `generate`, but a few tokens without waiting for the GPU.
-        """
-        fused = self.fuse(packed)
-        config = self.model.config
-        places = packed.places
-        ids = torch.full((len(places), 1), config.decoder_start_token_id, device=places.device)
-        for _ in range(count):
-            has_ended = (ids[:, 1:] == config.eos_token_id).any(dim=1, keepdim=True)
-            if count > _UNSEEN and has_ended.all():
-                break
-            output = self.decode(fused, decoder_input_ids=ids)
-            best = output.logits[:, -1].float().argmax(dim=1, keepdim=True)
-            ids = torch.cat([ids, best.masked_fill_(has_ended, config.pad_token_id)], dim=1)
-        return pad(ids[:, 1:], (0, count + 1 - ids.shape[1]), value=config.pad_token_id)
+        """Write the likeliest `count` tokens, (B, count) int64, padded after the text's end."""
+        encoded, mask = self.fuse(packed)
+        ids = self.model.generate(
+            encoder_outputs=encoded,
+            attention_mask=mask,
+            max_new_tokens=count,
+            do_sample=False,
+            num_beams=1,
+            use_cache=False,  # of what is encoded no keys and values are made
+        )
+        end = self.model.config.pad_token_id
+        return pad(ids[:, 1:], (0, count + 1 - ids.shape[1]), value=end)

@@ -105,8 +105,8 @@ def test_ordinary_text_stays_as_it_was_typed():
     pairs = zip(shape(raw, PAPER), shape(plain, PAPER), strict=True)
     assert all(more > count for more, count in pairs)
     ordinary = "what does  `ls | wc` do? {x} \\n #1 <b>"
-    shown = PAPER.write("q", more=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
-    assert shown[-4:] == [ordinary, "A. 5 # 6 {x} END", "q", ""]
+    shown = PAPER.write("q", examples=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
+    assert shown == [ordinary, "A. 5 # 6 {x} END", "q", ""]
     assert PAPER.sanitize(text := "at the WEEKEND: 5 # 6") == text
 
 
@@ -123,7 +123,7 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
     count = FollowingLM().count_tokens
     (base,) = count([PAPER.write("q")])
     added = PromptExample("question number", "answer", "I mean it")
-    size = count([PAPER.write("q", more=[added])])[0] - base
+    size = count([PAPER.write("q", examples=[*PAPER.examples, added])])[0] - base
 
     def shown(room):
         lm = prompted(few_shot=PAPER, max_prompt_tokens=base + size * room)
