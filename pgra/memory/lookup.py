@@ -260,7 +260,7 @@ class Lookup(ABC):
             return []
         scores = self._score(self._normalize(question))
         ids = [entry.id for entry in self._entries]
-        is_shared = [not entry.user for entry in self._entries]
+        is_shared = np.array([not entry.user for entry in self._entries])
         # By score, then the user's own, then the newest.
         order = np.lexsort((np.negative(ids), is_shared, -scores))
         matches: dict[str, Match] = {}
