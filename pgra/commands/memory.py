@@ -51,7 +51,11 @@ def main(words: Sequence[str]) -> int:
     least = sum(not name.startswith("[") for name in names)
     if len(texts) < least or (len(texts) > len(names) and not usage.endswith(("...", "...]"))):
         raise ConfigError(f"give {prog}, each text in quotes")
-    function(*groups, *texts)
+    if classes == [MemoryArguments]:
+        with groups[0].open(create=word in ("add", "import")) as memory:
+            say(f"{memory.path}: {function(memory, *texts)}")
+    else:
+        function(*groups, *texts)
     return 0
 
 
@@ -114,11 +118,9 @@ class MemorySearchArguments(FamilyArguments, LookupArguments):
     k: int = arg(3, "Entries shown.", least=1)
 
 
-def _add(where: MemoryArguments, question: str, feedback: str) -> None:
+def _add(memory: Memory, question: str, feedback: str) -> str:
     """Write what was meant by a question that was misunderstood."""
-    with where.open(create=True) as memory:
-        entry = memory.add(question, feedback)
-    say(f"{where.memory}: noted, as entry {entry.id}")
+    return f"noted, as entry {memory.add(question, feedback).id}"
 
 
 def _list(args: ListArguments) -> None:
@@ -147,21 +149,19 @@ def _search(where: MemoryArguments, args: MemorySearchArguments, question: str) 
         say("nothing found")
 
 
-def _update(where: MemoryArguments, entry_id: str, feedback: str) -> None:
+def _update(memory: Memory, entry_id: str, feedback: str) -> str:
     """Replace the feedback of an entry."""
-    with where.open() as memory:
-        entry = memory.update(entry_number(entry_id), feedback)
-    say(f"{where.memory}: entry {entry_id} is now entry {entry.id}: {show_entry(entry)}")
+    entry = memory.update(entry_number(entry_id), feedback)
+    return f"entry {entry_id} is now entry {entry.id}: {show_entry(entry)}"
 
 
-def _delete(where: MemoryArguments, *ids: str) -> None:
+def _delete(memory: Memory, *ids: str) -> str:
     """Take entries out of the memory."""
-    with where.open() as memory:
-        count = memory.delete(*map(entry_number, ids))
-        say(f"{where.memory}: {count:,} deleted, {len(memory):,} entries left")
+    count = memory.delete(*map(entry_number, ids))
+    return f"{count:,} deleted, {len(memory):,} entries left"
 
 
-def _erase(where: MemoryArguments, *ids: str) -> None:
+def _erase(memory: Memory, *ids: str) -> str:
     """Take entries out of the log too, for ever.
 
     Examples:
@@ -173,18 +173,16 @@ def _erase(where: MemoryArguments, *ids: str) -> None:
     the log says when they were erased. Files that were written from it (exports, copies, runs) are
     yours to delete.
     """
-    with where.open() as memory:
-        count = memory.erase(*map(entry_number, ids)) if ids else memory.erase_all()
-        say(f"{where.memory}: {count:,} events erased, {len(memory):,} entries left")
+    count = memory.erase(*map(entry_number, ids)) if ids else memory.erase_all()
+    return f"{count:,} events erased, {len(memory):,} entries left"
 
 
-def _export(where: MemoryArguments, file: str) -> None:
+def _export(memory: Memory, file: str) -> str:
     """Write the log to a jsonl file."""
-    with where.open() as memory:
-        say(f"{file}: {memory.export(file):,} events")
+    return f"{memory.export(file):,} events are in {file}"
 
 
-def _import(where: MemoryArguments, file: str) -> None:
+def _import(memory: Memory, file: str) -> str:
     """Append the events of a jsonl file or of a memory; those that are there already are skipped.
 
     Examples:
@@ -193,9 +191,8 @@ def _import(where: MemoryArguments, file: str) -> None:
 
     Of a damaged memory all events that are left are read; it stays as it is.
     """
-    with where.open(create=True) as memory:
-        count = memory.import_(file)
-        say(f"{where.memory}: {count:,} events added; {len(memory):,} entries")
+    count = memory.import_(file)
+    return f"{count:,} events added; {len(memory):,} entries"
 
 
 # The paper's experiments.

@@ -25,6 +25,7 @@ from pgra.memory.log import FeedbackLog, read_events, replay
 from pgra.memory.lookup import (
     EncoderLookup,
     GeneratorArguments,
+    Lookup,
     LookupArguments,
     Match,
     OpenLookup,
@@ -58,7 +59,8 @@ class GeneratingLookup(EncoderLookup):
         cls, args: LookupArguments, user: str, context: Context, encoder: Any = None
     ) -> OpenLookup:
         write, identity = load_generator(str(args.generator), device=context.device)
-        return partial(super().load(args, user, context, encoder), write=write, identity=identity)
+        opened: Callable[..., Lookup] = super().load(args, user, context, encoder)
+        return partial(opened, write=write, identity=identity)
 
     @property
     def fingerprint(self) -> Fields:

@@ -78,9 +78,6 @@ class PromptedArguments(CompleterArguments):
     family: str = arg(
         "any", "Of which family questions are: name of a YAML in configs/memory, or a path."
     )
-    prompt: str | None = arg(
-        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
-    )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
     max_prompt_tokens: int = arg(
         2048, "Most tokens of a prompt, within the LM's window.", least=1, group="Options"
@@ -96,7 +93,7 @@ class PromptedArguments(CompleterArguments):
         family = load_family(self.family)
         return PromptedLM(
             family=family,
-            few_shot=load_few_shot(self.prompt or family.prompt),
+            few_shot=load_few_shot(family.prompt),
             completer=open_lm(self, self.context),
             max_new_tokens=self.max_new_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
