@@ -30,8 +30,8 @@ from pgra.artifacts import check_fingerprint, digest, lock_folder, write_lines, 
 from pgra.config import arg
 from pgra.context import Context
 from pgra.data.read import read_table
+from pgra.data.tasks import LABEL
 from pgra.errors import ConfigError, DataError
-from pgra.exemplars import SelectionArguments
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
 from pgra.memory.families import (
@@ -59,7 +59,7 @@ from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
 from pgra.run_folder import METRICS_FILE, read_lines, read_metrics, read_object, write_metrics
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -555,37 +555,34 @@ def choose_examples(
         ConfigError: If the pool holds fewer examples than asked for (the paper's k).
         ModelError: If the encoder cannot be found or loaded.
     """
-    from pgra.exemplars.selection import open_similarity
+    from pgra.exemplars.selector import ExemplarSelector
     from pgra.retrieval.neighbors import LeakGuard
 
-    def compared(number: int, question: str, label: str | None = None) -> Example:
-        fields = {"question": in_form(question, str(lookup.key_form))}
-        return Example(f"question-{number}", fields, label)
+    def compared(question: str) -> str:
+        return in_form(question, str(lookup.key_form))
 
     num_shown = len(few_shot.examples)
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
     pool = [*few_shot.examples, *more]
     count = args.prefix_examples or (num_shown if more else (num_shown + 1) // 2)
-    root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
     guard = LeakGuard([e.question for e in pool], [e.answer for e in pool])
-    if (size := len(guard.distinct)) < count:
-        raise ConfigError(f"prefix_examples is {count}, the pool has {size} different: lower it")
-    similarity = open_similarity(
-        SelectionArguments(encoder=lookup.encoder or DEFAULT_ENCODER),
-        [compared(i, example.question, example.answer) for i, example in enumerate(pool)],
-        root,
+    distinct = guard.distinct.tolist()
+    if len(distinct) < count:
+        raise ConfigError(
+            f"prefix_examples is {count}, the pool has {len(distinct)} different: lower it"
+        )
+    selector = ExemplarSelector(
+        [{"text": compared(pool[row].question), LABEL: row} for row in distinct],
+        encoder=lookup.encoder or DEFAULT_ENCODER,
+        leak_guard=False,  # whole questions are guarded
         device=args.device,
     )
-    assert similarity is not None  # the nearest are asked for
     texts = list(dict.fromkeys(questions))
-    queries = [compared(i, text) for i, text in enumerate(texts)]
-    hits, _ = guard.nearest(
-        lambda depth: similarity.nearest(queries, guard.distinct, depth), texts, count
-    )
+    lines = selector.select(list(map(compared, texts)), len(pool))
     nearest = {}
-    for text, line in zip(texts, hits.rows.tolist(), strict=True):
+    for text, line in zip(texts, lines, strict=True):
         is_leak = guard.leaks(text)
-        rows = [row for row in line if row != MISSING_ROW]
-        rows += [row for row in guard.distinct if row not in rows and not is_leak(row)]
+        ranked = dict.fromkeys([*(item[LABEL] for item in line), *distinct])
+        rows = [row for row in ranked if not is_leak(row)]
         nearest[text] = tuple(pool[row] for row in rows[:count])
     return replace(few_shot, nearest=nearest)
