@@ -259,10 +259,7 @@ class Lookup(ABC):
         if not self._entries:
             return []
         scores = self._score(self._normalize(question))
-        ids = [entry.id for entry in self._entries]
-        is_shared = np.array([not entry.user for entry in self._entries])
-        # By score, then the user's own, then the newest.
-        order = np.lexsort((np.negative(ids), is_shared, -scores))
+        order = np.lexsort((*self._ties, -scores))
         matches: dict[str, Match] = {}
         for row in order.tolist():
             if len(matches) == k:
@@ -296,6 +293,9 @@ class Lookup(ABC):
         """Keep these rows, and add new entries with their keys."""
         self._entries = [*(self._entries[row] for row in rows), *new]
         self._keys = [*(self._keys[row] for row in rows), *keys]
+        # Of equal scores the user's own come first, then the newest.
+        is_shared = [not entry.user for entry in self._entries]
+        self._ties = (np.negative([entry.id for entry in self._entries]), np.array(is_shared))
 
 
 OpenLookup = Callable[[FeedbackLog], Lookup]
