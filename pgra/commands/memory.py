@@ -18,7 +18,7 @@ from pgra.context import Context
 from pgra.errors import ConfigError, visible
 from pgra.memory.chat import Conversation, entry_number, show_entry, talk
 from pgra.memory.families import Family, load_family
-from pgra.memory.lookup import GeneratorArguments, LookupArguments, load_lookup, passing
+from pgra.memory.lookup import LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
 from pgra.memory.report import write_report
 from pgra.memory.stream import Experiment, PromptedArguments, StreamArguments, choose_examples
@@ -226,33 +226,6 @@ def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
     say(f"\n{experiment.folder}: report.md, and a folder for each stream")
 
 
-@dataclass(kw_only=True)
-class TrainingPairsArguments(FamilyArguments):
-    """Where the model goes."""
-
-    output_dir: str = arg("", "New folder of the model.", must_be_given=True)
-
-
-def _train_gud_ir(args: TrainingPairsArguments, training: GeneratorArguments, source: str) -> None:
-    """Train a seq2seq model to write the feedback that a question may need.
-
-    Examples:
-      pgra memory lab train-gud-ir memory.sqlite --model bundled:t5-small-titles --output_dir gud-ir
-      pgra memory search "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
-
-    The pairs are a memory, jsonl with question and feedback (a log of pgra memory export, perhaps),
-    or, with --family, a stream of it.
-    """
-    quiet_libraries()
-    from pgra.memory.gud_ir import read_pairs, train_generator
-
-    pairs = read_pairs(Path(source), args.load_family())
-    done = train_generator(pairs, Path(args.output_dir), training, Context(device=args.device))
-    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
-    flags = f"--lookup gud-ir --generator {done.folder}"
-    say(f"mean loss {done.train_loss:.4f}; look up with {flags}")
-
-
 # A person with an LM.
 
 
@@ -308,5 +281,4 @@ _WORDS: Mapping[str, tuple[Any, ...]] = {
     "import": (_import, "FILE", MemoryArguments),
     "chat": (_chat, "", MemoryArguments, PromptedArguments, LookupArguments),
     "lab stream": (_stream, "", StreamArguments, LookupArguments),
-    "lab train-gud-ir": (_train_gud_ir, "PAIRS", TrainingPairsArguments, GeneratorArguments),
 }

@@ -35,12 +35,11 @@ from pgra.types import Fields
 LOOKUPS: Mapping[str, str] = {
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
-    "gud-ir": "pgra.memory.gud_ir:GeneratingLookup",
     "paraphrase": "pgra.memory.lookup:ParaphraseLookup",
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
-_WHOLE = ("gud-ir", "paraphrase", "relative-edit")  # what people ask or say, without slots
+_WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
 _BY_TEXT = ("edit", "relative-edit")  # without an encoder
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 _LEAST_LETTERS = 4  # of a word that may hold a slip
@@ -66,9 +65,8 @@ class LookupArguments(Arguments):
     lookup: str | None = arg(
         None,
         "relative-edit (the same question, but for a slip or a word more), paraphrase (by an "
-        "encoder, in other words too), encoder (its cosine), edit (the paper's) or gud-ir (by the "
-        "feedback that a model writes); default: the family's, else paraphrase with an encoder, "
-        "and relative-edit without.",
+        "encoder, in other words too), encoder (its cosine) or edit (the paper's); default: the "
+        "family's, else paraphrase with an encoder, and relative-edit without.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -76,13 +74,12 @@ class LookupArguments(Arguments):
     threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is nearer. Default: relative-edit 0.8, paraphrase "
-        "0.65, encoder and gud-ir 0.9, edit -5; none for the family webquestions.",
+        "0.65, encoder 0.9, edit -5; none for the family webquestions.",
         is_common=True,
     )
     encoder: str | None = arg(
         None,
-        "Of paraphrase, encoder and gud-ir: hub id, folder or bundled:NAME; default: "
-        f"{DEFAULT_ENCODER}.",
+        f"Of paraphrase and encoder: hub id, folder or bundled:NAME; default: {DEFAULT_ENCODER}.",
         is_common=True,
     )
     key_form: str | None = arg(
@@ -90,17 +87,10 @@ class LookupArguments(Arguments):
         "Compare slotless (without <...>) or whole; default: slotless where questions have slots.",
         choices=("slotless", "whole"),
     )
-    generator: str | None = arg(
-        None,
-        "Seq2seq model of gud-ir: a folder of pgra memory lab train-gud-ir.",
-        needs={"lookup": "gud-ir"},
-    )
 
     def check(self) -> None:
         if self.lookup in _WHOLE and self.key_form == "slotless":
             raise ConfigError(f"lookup {self.lookup} compares whole questions: leave key_form out")
-        if self.lookup == "gud-ir" and self.generator is None:
-            raise ConfigError("lookup gud-ir needs --generator, of pgra memory lab train-gud-ir")
 
     def resolve(self, family: Family | None = None, *, is_encoder_shared: bool = False) -> Self:
         """Return a copy with everything chosen for a family; None: for any questions.
@@ -131,20 +121,6 @@ class LookupArguments(Arguments):
                 f"threshold is {threshold:g}: scores are from {scores.least:g} to {scores.most:g}"
             )
         return replace(self, lookup=lookup, key_form=form, threshold=threshold)
-
-
-@dataclass(kw_only=True)
-class GeneratorArguments(Arguments):
-    """How the generator of gud-ir is trained."""
-
-    model: str = arg("google-t5/t5-small", "Seq2seq model to start from: hub id, folder, bundled.")
-    num_train_epochs: int = arg(20, "How often each pair is seen.", least=1)
-    per_device_train_batch_size: int = arg(16, "Pairs a step.", least=1)
-    learning_rate: float = arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0)
-    save_steps: int = arg(
-        200, "Steps between checkpoints that a killed training resumes from.", least=1
-    )
-    seed: int = arg(0, "Of the order of the pairs, and of dropout.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,15 +184,10 @@ def _drop_exchanged(scores: Values, alike: Values, key: str, keys: Sequence[str]
 
 
 class Lookup(ABC):
-    """Finds a memory's entries by a question; it has a row an entry, and follows the log.
-
-    Attributes:
-        compared: Which text of an entry has the key.
-    """
+    """Finds a memory's entries by a question; it has a row an entry, and follows the log."""
 
     name: ClassVar[str]
     scores: ClassVar[ScoreRange]
-    compared: ClassVar[str] = "question"
 
     def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
         """Follow a log, of which a user's entries and shared ones; `form`: see `in_form`."""
@@ -285,7 +256,7 @@ class Lookup(ABC):
         rows = [row for row, entry in enumerate(self._entries) if entry.id in in_force]
         later = self._log.get([entry_id for entry_id in ids if entry_id > self._through])
         new = [entry for entry in later if entry.user in ("", self._user)]
-        keys = [self._normalize(getattr(entry, self.compared)) for entry in new]
+        keys = [self._normalize(entry.question) for entry in new]
         self._update(rows, new, keys)
         self._through = max([last, *ids[-1:]])
 

@@ -108,16 +108,14 @@ def pad_rows(rows: Sequence[npt.ArrayLike], value: int) -> Tensor:
     return pad_sequence(tensors, batch_first=True, padding_value=value)
 
 
-class ReaderModule(nn.Module):
-    """A Hugging Face model inside; a subclass adds `forward(**batch)`, whose output has a `.loss`.
+class FusionReader(nn.Module):
+    """A `T5ForConditionalGeneration` (original, v1.1 or flan) with fusion in the decoder."""
 
-    `forward` takes `num_items_in_batch`: the target tokens of all accumulated batches and all
-    processes, to divide the summed loss by, so that 8 examples a batch and 2 times 4 are one step.
-    """
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, t5: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model = t5
+        read_encoded_tokens(t5.get_decoder())
+        fuse_norms(t5)
 
     @property
     def device(self) -> torch.device:
@@ -149,15 +147,6 @@ class ReaderModule(nn.Module):
     def load_weights(self, folder: Path) -> None:
         """Load what `save_pretrained` wrote."""
         load_model(self.model, folder / "model.safetensors", device=str(self.device))
-
-
-class FusionReader(ReaderModule):
-    """A `T5ForConditionalGeneration` (original, v1.1 or flan) with fusion in the decoder."""
-
-    def __init__(self, t5: Any) -> None:
-        super().__init__(t5)
-        read_encoded_tokens(t5.get_decoder())
-        fuse_norms(t5)
 
     @classmethod
     def from_source(cls, source: ModelSource) -> Self:

@@ -32,7 +32,7 @@ from torch import Tensor
 from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums, write_json
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.parallel import Worker, cpu_group, gather
-from pgra.reader.fid import ReaderModule
+from pgra.reader.fid import FusionReader
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def save_checkpoint(
 
 def resume(
     home: Path,
-    module: ReaderModule,
+    module: FusionReader,
     updates: Mapping[str, Any],
     worker: Worker,
     *,
