@@ -45,7 +45,6 @@ from pgra.memory.families import (
     plain,
     read_stream,
     read_texts,
-    read_verdict,
 )
 from pgra.memory.lookup import (
     DEFAULT_ENCODER,
@@ -247,15 +246,10 @@ def judge_output(
     """Return whether the intent was understood, Acc(u), and whether the output is right, Acc(y).
 
     `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
-    Of a situation they are its subject and its label, apart in figures 4 and 5.
     """
     if family.is_of_answers:  # which state no understanding
         is_right = is_exact_match(output, expected)
         return is_right, is_right
-    if family.situations is not None:
-        about, label = read_verdict(output)
-        right_about, right_label = read_verdict(expected[0])
-        return about == right_about, label == right_label
     return family.is_understood(kind, output), plain(output) in map(plain, expected)
 
 

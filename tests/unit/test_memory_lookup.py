@@ -243,7 +243,6 @@ def test_an_encoder_is_the_look_ups_or_is_refused():
     [
         ("lexical", "edit", "slotless", -5),
         ("webquestions", "edit", "whole", None),
-        ("ert_cat", "edit", "whole", -5),
         ("own", "relative-edit", "whole", 0.8),
     ],
 )
