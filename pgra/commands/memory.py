@@ -16,9 +16,9 @@ from pgra.commands.common import about, parse, quiet_libraries, say, typed_lines
 from pgra.config import Arguments, HelpParser, arg, choose, wants_help
 from pgra.context import Context
 from pgra.errors import ConfigError, visible
-from pgra.memory.chat import Conversation, Talk, entry_number, show_entry
+from pgra.memory.chat import Conversation, entry_number, show_entry, talk
 from pgra.memory.families import Family, load_family
-from pgra.memory.lookup import GeneratorArguments, LookupArguments, load_lookup, passing
+from pgra.memory.lookup import LookupArguments, load_lookup, passing
 from pgra.memory.memory import Memory
 from pgra.memory.report import write_report
 from pgra.memory.stream import Experiment, PromptedArguments, StreamArguments, choose_examples
@@ -51,7 +51,11 @@ def main(words: Sequence[str]) -> int:
     least = sum(not name.startswith("[") for name in names)
     if len(texts) < least or (len(texts) > len(names) and not usage.endswith(("...", "...]"))):
         raise ConfigError(f"give {prog}, each text in quotes")
-    function(*groups, *texts)
+    if classes == [MemoryArguments]:
+        with groups[0].open(create=word in ("add", "import")) as memory:
+            say(f"{memory.path}: {function(memory, *texts)}")
+    else:
+        function(*groups, *texts)
     return 0
 
 
@@ -114,11 +118,9 @@ class MemorySearchArguments(FamilyArguments, LookupArguments):
     k: int = arg(3, "Entries shown.", least=1)
 
 
-def _add(where: MemoryArguments, question: str, feedback: str) -> None:
+def _add(memory: Memory, question: str, feedback: str) -> str:
     """Write what was meant by a question that was misunderstood."""
-    with where.open(create=True) as memory:
-        entry = memory.add(question, feedback)
-    say(f"{where.memory}: noted, as entry {entry.id}")
+    return f"noted, as entry {memory.add(question, feedback).id}"
 
 
 def _list(args: ListArguments) -> None:
@@ -147,21 +149,19 @@ def _search(where: MemoryArguments, args: MemorySearchArguments, question: str) 
         say("nothing found")
 
 
-def _update(where: MemoryArguments, entry_id: str, feedback: str) -> None:
+def _update(memory: Memory, entry_id: str, feedback: str) -> str:
     """Replace the feedback of an entry."""
-    with where.open() as memory:
-        entry = memory.update(entry_number(entry_id), feedback)
-    say(f"{where.memory}: entry {entry_id} is now entry {entry.id}: {show_entry(entry)}")
+    entry = memory.update(entry_number(entry_id), feedback)
+    return f"entry {entry_id} is now entry {entry.id}: {show_entry(entry)}"
 
 
-def _delete(where: MemoryArguments, *ids: str) -> None:
+def _delete(memory: Memory, *ids: str) -> str:
     """Take entries out of the memory."""
-    with where.open() as memory:
-        count = memory.delete(*map(entry_number, ids))
-        say(f"{where.memory}: {count:,} deleted, {len(memory):,} entries left")
+    count = memory.delete(*map(entry_number, ids))
+    return f"{count:,} deleted, {len(memory):,} entries left"
 
 
-def _erase(where: MemoryArguments, *ids: str) -> None:
+def _erase(memory: Memory, *ids: str) -> str:
     """Take entries out of the log too, for ever.
 
     Examples:
@@ -173,18 +173,16 @@ def _erase(where: MemoryArguments, *ids: str) -> None:
     the log says when they were erased. Files that were written from it (exports, copies, runs) are
     yours to delete.
     """
-    with where.open() as memory:
-        count = memory.erase(*map(entry_number, ids)) if ids else memory.erase_all()
-        say(f"{where.memory}: {count:,} events erased, {len(memory):,} entries left")
+    count = memory.erase(*map(entry_number, ids)) if ids else memory.erase_all()
+    return f"{count:,} events erased, {len(memory):,} entries left"
 
 
-def _export(where: MemoryArguments, file: str) -> None:
+def _export(memory: Memory, file: str) -> str:
     """Write the log to a jsonl file."""
-    with where.open() as memory:
-        say(f"{file}: {memory.export(file):,} events")
+    return f"{memory.export(file):,} events are in {file}"
 
 
-def _import(where: MemoryArguments, file: str) -> None:
+def _import(memory: Memory, file: str) -> str:
     """Append the events of a jsonl file or of a memory; those that are there already are skipped.
 
     Examples:
@@ -193,9 +191,8 @@ def _import(where: MemoryArguments, file: str) -> None:
 
     Of a damaged memory all events that are left are read; it stays as it is.
     """
-    with where.open(create=True) as memory:
-        count = memory.import_(file)
-        say(f"{where.memory}: {count:,} events added; {len(memory):,} entries")
+    count = memory.import_(file)
+    return f"{count:,} events added; {len(memory):,} entries"
 
 
 # The paper's experiments.
@@ -227,33 +224,6 @@ def _stream(args: StreamArguments, lookup: LookupArguments) -> None:
     results = experiment.run(streams, args.plan())
     say(write_report(experiment.folder, family, results).rstrip())
     say(f"\n{experiment.folder}: report.md, and a folder for each stream")
-
-
-@dataclass(kw_only=True)
-class TrainingPairsArguments(FamilyArguments):
-    """Where the model goes."""
-
-    output_dir: str = arg("", "New folder of the model.", must_be_given=True)
-
-
-def _train_gud_ir(args: TrainingPairsArguments, training: GeneratorArguments, source: str) -> None:
-    """Train a seq2seq model to write the feedback that a question may need.
-
-    Examples:
-      pgra memory lab train-gud-ir memory.sqlite --model bundled:t5-small-titles --output_dir gud-ir
-      pgra memory search "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
-
-    The pairs are a memory, jsonl with question and feedback (a log of pgra memory export, perhaps),
-    or, with --family, a stream of it.
-    """
-    quiet_libraries()
-    from pgra.memory.gud_ir import read_pairs, train_generator
-
-    pairs = read_pairs(Path(source), args.load_family())
-    done = train_generator(pairs, Path(args.output_dir), training, Context(device=args.device))
-    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
-    flags = f"--lookup gud-ir --generator {done.folder}"
-    say(f"mean loss {done.train_loss:.4f}; look up with {flags}")
 
 
 # A person with an LM.
@@ -296,7 +266,7 @@ def _chat(where: MemoryArguments, chat: PromptedArguments, lookup: LookupArgumen
     with open_conversation(where, chat, lookup) as conversation:
         say(f"{where.memory}: {len(conversation.memory):,} entries; LM {chat.lm}")
         say("type a question, /add TEXT, /delete ID, /list, /prompt or /quit")
-        Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
+        talk(conversation, read_lines(), say, is_watched=sys.stdin.isatty())
 
 
 # By word: its function, what stands before its flags, and its arguments' classes.
@@ -311,5 +281,4 @@ _WORDS: Mapping[str, tuple[Any, ...]] = {
     "import": (_import, "FILE", MemoryArguments),
     "chat": (_chat, "", MemoryArguments, PromptedArguments, LookupArguments),
     "lab stream": (_stream, "", StreamArguments, LookupArguments),
-    "lab train-gud-ir": (_train_gud_ir, "PAIRS", TrainingPairsArguments, GeneratorArguments),
 }

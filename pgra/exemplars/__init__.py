@@ -22,7 +22,6 @@ SELECTORS = {
     "balanced": "pgra.exemplars.selection:Drawn",
     "fixed": "pgra.exemplars.selection:Selector",
     "knn": "pgra.exemplars.selection:Nearest",
-    "official": "pgra.exemplars.selection:Drawn",
     "random": "pgra.exemplars.selection:Drawn",
 }
 BM25 = "bm25"
@@ -39,8 +38,8 @@ class SelectionArguments(EncoderArguments):
 
     exemplars: str = arg(
         "knn",
-        "knn (KATE: the query's nearest), random, balanced (the labels in turn), official (as "
-        "PGRA's code), fixed (the first), or module:Class.",
+        "knn (KATE: the query's nearest), random, balanced (the labels in turn), fixed (the "
+        "first), or module:Class.",
         choices=SELECTORS,
         is_open="selector",
         is_common=True,
@@ -59,7 +58,7 @@ class SelectionArguments(EncoderArguments):
     redraw: bool = arg(
         False,
         "With random and balanced: a draw for each query, the paper's baseline.",
-        needs={"exemplars": ("random", "balanced", "official")},
+        needs={"exemplars": ("random", "balanced")},
     )
     exemplar_seed: int | None = arg(
         None, "Seed of what is drawn, and of a random order; default: the run's --seed.", least=0

@@ -13,9 +13,9 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain, islice
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -33,7 +33,7 @@ from pgra.retrieval.neighbors import LeakGuard, Neighbors
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 _ORDER_SEED = 0x0DE5
-Groups = Mapping[str | None, list[int]]  # rows of a pool by label
+Labels = Mapping[int, str | None]  # by row of a pool, in the pool's order
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,11 @@ class VectorSimilarity(PoolSimilarity):
         wide = np.hstack([vectors, np.ones((len(vectors), 1), np.float32)])
         hits = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
         # The distances themselves: their squares lose digits in the product.
-        distances = np.empty(hits.shape, np.float32)
-        for line, vector in enumerate(vectors):
-            distances[line] = np.sqrt(np.square(self._pool[hits[line]] - vector).sum(axis=1))
-        return Candidates.best(hits, -sign * distances, depth)
+        distances = [
+            np.linalg.norm(self._pool[line] - vector, axis=1)
+            for line, vector in zip(hits, vectors, strict=True)
+        ]
+        return Candidates.best(hits, -sign * np.array(distances).reshape(hits.shape), depth)
 
 
 class WordSimilarity(PoolSimilarity):
@@ -252,65 +253,65 @@ class Nearest(Selector):
 
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
         sign = -1 if self.args.farthest else 1
-        return self.similarity.nearest(queries, self.pool.guard.distinct, depth, sign=sign)
-
-    def choose(self, queries: Sequence[Example]) -> Chosen:
-        chosen = super().choose(queries)
-        # The farthest are ranked by negative similarities.
-        return replace(chosen, similarity=-chosen.similarity) if self.args.farthest else chosen
+        best = self.similarity.nearest(queries, self.pool.guard.distinct, depth, sign=sign)
+        return Candidates(best.rows, sign * best.scores)
 
 
-def draw_rows(method: str, groups: Groups, count: int, rng: random.Random) -> list[int]:
-    """Draw `count` rows of a pool, whose groups have them by label.
+def draw_rows(
+    method: str, labels: Labels, names: Sequence[str], count: int, rng: random.Random
+) -> list[int]:
+    """Draw `count` rows of a pool.
 
     "random" draws them all alike; "balanced" the labels in turn, so that their numbers differ by at
     most one while they last; "official" as PGRA's code, see `_draw_official`; "fixed" takes the
-    pool's first.
+    pool's first. `names` are the labels in the task's order.
     """
-    rows = sorted(chain.from_iterable(groups.values()))
     if method == "fixed":
-        return rows[:count]
+        return list(labels)[:count]
     if method == "random":
-        return rng.sample(rows, count)
-    if method == "balanced":
-        chosen = _draw_balanced(groups, count, rng)
-    else:
-        chosen = _draw_official(rows, groups, count)
+        return rng.sample(list(labels), count)
+    draw = _draw_balanced if method == "balanced" else _draw_official
+    chosen = draw(labels, {name: [] for name in names}, count, rng)
     rng.shuffle(chosen)
     return chosen
 
 
-def _draw_balanced(groups: Groups, count: int, rng: random.Random) -> list[int]:
-    left = {label: list(group) for label, group in groups.items()}
-    for group in left.values():
+Groups = dict[str | None, list[int]]  # rows by label
+
+
+def _draw_balanced(labels: Labels, groups: Groups, count: int, rng: random.Random) -> list[int]:
+    for row, label in labels.items():
+        groups.setdefault(label, []).append(row)
+    for group in groups.values():
         rng.shuffle(group)
     # Which label is one ahead must not depend on the order of labels.
-    order = rng.sample(list(left), len(left))
+    order = rng.sample(list(groups), len(groups))
     chosen: list[int] = []
     while len(chosen) < count:
         for label in order:
-            if left[label] and len(chosen) < count:
-                chosen.append(left[label].pop())
+            if groups[label] and len(chosen) < count:
+                chosen.append(groups[label].pop())
     return chosen
 
 
-def _draw_official(rows: Sequence[int], groups: Groups, count: int) -> list[int]:
+def _draw_official(
+    labels: Labels,
+    groups: Groups,
+    count: int,
+    rng: random.Random,  # noqa: ARG001 (nothing is drawn)
+) -> list[int]:
     """Take rows in file order under a cap a label, until all labels are there: PGRA's code.
 
     It takes its own number, 8 to 11 of 8. The released code shuffles unseeded, differently for each
     split; here one seeded order serves all.
     """
     cap = count // len(groups) + 1
-    label_of: dict[int, str | None] = {}
-    for label, group in groups.items():
-        label_of |= dict.fromkeys(group, label)
-    taken: dict[str | None, list[int]] = {label: [] for label in groups}
-    for row in rows:
-        if len(taken[label_of[row]]) < cap:
-            taken[label_of[row]].append(row)
-        if sum(map(len, taken.values())) >= count and all(taken.values()):
+    for row, label in labels.items():
+        if len(groups[label]) < cap:
+            groups[label].append(row)
+        if sum(map(len, groups.values())) >= count and all(groups.values()):
             break
-    return list(chain.from_iterable(taken.values()))
+    return list(chain.from_iterable(groups.values()))
 
 
 class Drawn(Selector):
@@ -321,50 +322,33 @@ class Drawn(Selector):
 
     uses: ClassVar[tuple[str, ...]] = ("redraw", "exemplar_seed")
 
-    def choose(self, queries: Sequence[Example]) -> Chosen:
-        labels = [example.label for example in self.pool.examples]
-        drawn = self._draw(queries, labels)
-        width = max(map(len, drawn), default=self.count)
-        rows: Rows = np.full((len(queries), width), MISSING_ROW, dtype=np.int64)
-        dropped = np.zeros(len(queries), dtype=np.int64)
-        for line, (query, first) in enumerate(zip(queries, drawn, strict=True)):
-            is_leak = self.pool.guard.leaks(query.text)
-            chosen = [row for row in first if not is_leak(row)]
-            dropped[line] = len(first) - len(chosen)
-            for leak in filter(is_leak, first):
-                others = [row for row in self._others(query) if row not in {*first, *chosen}]
-                others.sort(key=lambda row: labels[row] != labels[leak])
-                chosen += islice((row for row in others if not is_leak(row)), 1)
-            rows[line, : len(chosen)] = chosen
-        return Chosen(rows, np.full(rows.shape, np.nan, np.float32), dropped)
-
-    def _draw(self, queries: Sequence[Example], labels: Sequence[str | None]) -> list[list[int]]:
-        """Draw each query's exemplars, before the leak guard."""
-        if not self.count:
-            return [[] for _ in queries]
-        rows = self.pool.guard.distinct.tolist()
-        names = sorted({label for label in labels if label is not None})
-        groups = group_rows(rows, [labels[row] for row in rows], names)
-        draw = partial(draw_rows, self.args.exemplars, groups, self.count)
+    def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
+        """Return each query's draw, and after it what may replace those that leak."""
+        guard = self.pool.guard
+        labels = {row: self.pool.examples[row].label for row in guard.distinct.tolist()}
+        names = sorted({label for label in labels.values() if label is not None})
         seed = self.args.exemplar_seed or 0
-        if not self.args.redraw:
-            return [draw(random.Random(seed))] * len(queries)
-        return [draw(random.Random(f"{seed} {_text_number(query.text)}")) for query in queries]
+        spare = list(labels)
+        random.Random(f"{seed} others").shuffle(spare)
 
-    def _others(self, query: Example) -> list[int]:
-        """Return all rows as they replace others: with `redraw` from a row of the query's own."""
-        rows: list[int] = self.pool.guard.distinct.tolist()
-        random.Random(f"{self.args.exemplar_seed or 0} others").shuffle(rows)
-        start = _text_number(query.text) % len(rows) if self.args.redraw else 0
-        return [*rows[start:], *rows[:start]]
+        @cache
+        def draw(seed: int | str) -> list[int]:
+            rng = random.Random(seed)
+            return draw_rows(self.args.exemplars, labels, names, self.count, rng)
 
-
-def group_rows(rows: Sequence[int], labels: Sequence[str | None], names: Sequence[str]) -> Groups:
-    """Group rows by label, the labels in the order of `names`."""
-    groups: dict[str | None, list[int]] = {name: [] for name in names}
-    for row, label in zip(rows, labels, strict=True):
-        groups.setdefault(label, []).append(row)
-    return groups
+        ranked = Candidates.missing(len(queries), depth)
+        for line, query in enumerate(queries):
+            number = _text_number(query.text) if self.args.redraw else 0
+            rows = draw(f"{seed} {number}" if self.args.redraw else seed)
+            leaked = {labels[row] for row in filter(guard.leaks(query.text), rows)}
+            if leaked:
+                start = number % len(spare)
+                others = [row for row in spare[start:] + spare[:start] if row not in rows]
+                rows = rows + sorted(others, key=lambda row: labels[row] not in leaked)
+            rows = rows[:depth]
+            ranked.rows[line, : len(rows)] = rows
+            ranked.scores[line, : len(rows)] = -np.arange(len(rows))
+        return ranked
 
 
 def _text_number(text: str) -> int:

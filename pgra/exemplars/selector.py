@@ -19,13 +19,7 @@ from pgra.data.tasks import LABEL, AnyTask, GenerationTask, LocalSource, Task, l
 from pgra.encoders import as_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import (
-    ExemplarPool,
-    arrange,
-    draw_rows,
-    group_rows,
-    open_similarity,
-)
+from pgra.exemplars.selection import ExemplarPool, arrange, draw_rows, open_similarity
 from pgra.parallel import Turn
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.types import Example, Query, as_list, check_count, is_query, read_queries
@@ -69,7 +63,7 @@ class ExemplarSelector:
             encoder: Hub id, folder or bundled:NAME; a `pgra.Encoder`, whose vectors are used as
                 they are; another loaded model, as of `pgra.Encoder`; or "bm25", by shared
                 words.
-            selection: knn (the nearest), random, balanced, fixed, official, or module:Class.
+            selection: knn (the nearest), random, balanced, fixed, or module:Class.
             metric: Of vectors: cosine, dot or euclidean.
             order: Of a prompt: nearest-first (the paper's), nearest-last or random.
             leak_guard: Leave out examples whose text is the query's, or nearly (see
@@ -267,9 +261,8 @@ def build_prompt(
         raise ConfigError(
             f"num_exemplars is {num_exemplars}, of {len(examples)} training examples: lower it"
         )
-    labels = [example.label for example in examples]
-    groups = group_rows(range(len(examples)), labels, list(words))
+    labels = {row: example.label for row, example in enumerate(examples)}
     if not words and method in ("balanced", "official"):
         method = "random"
-    rows = draw_rows(method, groups, num_exemplars, random.Random(seed))
+    rows = draw_rows(method, labels, list(words), num_exemplars, random.Random(seed))
     return PromptFormat(template, words).prompt([examples[row] for row in rows])

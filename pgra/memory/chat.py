@@ -1,7 +1,7 @@
 """A person in the simulated user's place: asks, sees what was understood, says what was meant.
 
 Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`; Madaan et al. 2022,
-figure 1). The terminal (`Talk`) and the web page (`page`) show the same conversation. Stored texts
+figure 1). The terminal (`talk`) and the web page (`page`) show the same conversation. Stored texts
 are shown in full, with invisible characters (such as bidirectional marks) escaped.
 """
 
@@ -113,76 +113,63 @@ class Conversation:
         return Turn(question, prompt, understanding, answer, size, saved)
 
 
-@dataclass
-class Talk:
-    """A conversation in a terminal.
+def talk(
+    conversation: Conversation,
+    lines: Iterable[str],
+    say: Callable[[str], None],
+    *,
+    is_watched: bool,
+) -> None:
+    """Carry out each line of a terminal, until one leaves; what an error finds stored stays.
 
-    If `is_watched`, errors are shown and it continues; otherwise they are raised.
+    If it `is_watched`, errors are shown and it continues; otherwise they are raised.
     """
-
-    conversation: Conversation
-    say: Callable[[str], None]
-    is_watched: bool
     last: Turn | None = None
+    for line in lines:
+        if line.split()[:1] == ["/quit"]:
+            return
+        try:
+            reply = _reply(conversation, line, last)
+        except PgraError as error:
+            if not is_watched:
+                raise
+            reply = f"! {visible(str(error))}"
+        if isinstance(reply, Turn):
+            last = reply
+            reply = show_turn(reply, conversation)
+        if reply:
+            say(reply)
 
-    def run(self, lines: Iterable[str]) -> None:
-        """Carry out each line, until one leaves; what was stored before an error stays."""
-        for line in lines:
-            if line.strip() == "/quit":
-                return
-            try:
-                self._do(line)
-            except PgraError as error:
-                if not self.is_watched:
-                    raise
-                self.say(f"! {visible(str(error))}")
 
-    def _do(self, line: str) -> None:
-        commands: Mapping[str, Callable[[str], None]] = {
-            "/add": self._add,
-            "/delete": self._delete,
-            "/list": self._list,
-            "/prompt": lambda _: self.say(visible(self._last_turn.prompt.text)),
-        }
-        name, _, rest = line.partition(" ")
-        if not is_utf8(line):
-            raise DataError("that line is not UTF-8: give plain text")
-        if line.startswith("/"):
-            choose("command", name, [*commands, "/quit"])
-            commands[name](rest)
-        elif line.strip():
-            self._show(self.conversation.ask(line))
-
-    def _add(self, text: str) -> None:
-        question = self._last_turn.question
-        entry = self.conversation.memory.add(question, text.strip())
-        self.say(f"noted, as entry {entry.id}: {show_entry(entry)}")
-        self._show(self.conversation.ask(question))
-
-    def _show(self, turn: Turn) -> None:
-        self.last = turn
-        self.say(show_turn(turn, self.conversation))
-
-    def _delete(self, text: str) -> None:
-        numbers = [entry_number(word) for word in text.split()]
-        count = self.conversation.memory.delete(*numbers)
-        self.say(f"{count:,} deleted")
-
-    def _list(self, _: str) -> None:
-        lines = [f"{entry.id:>6}  {show_entry(entry)}" for entry in self.conversation.memory]
-        self.say("\n".join(lines) or "nothing is in the memory")
-
-    @property
-    def _last_turn(self) -> Turn:
-        if self.last is None:
-            raise DataError("nothing was asked yet: type a question first")
-        return self.last
+def _reply(conversation: Conversation, line: str, last: Turn | None) -> Turn | str:
+    """Return the answer to a question, or what a command shows."""
+    if not is_utf8(line):
+        raise DataError("that line is not UTF-8: give plain text")
+    if not line.startswith("/"):
+        return conversation.ask(line) if line.strip() else ""
+    name, _, rest = line.partition(" ")
+    choose("command", name, ("/add", "/delete", "/list", "/prompt", "/quit"))
+    memory = conversation.memory
+    if name == "/delete":
+        return f"{memory.delete(*map(entry_number, rest.split())):,} deleted"
+    if name == "/list":
+        entries = [f"{entry.id:>6}  {show_entry(entry)}" for entry in memory]
+        return "\n".join(entries) or "nothing is in the memory"
+    if last is None:
+        raise DataError("nothing was asked yet: type a question first")
+    if name == "/prompt":
+        return visible(last.prompt.text)
+    return conversation.ask(last.question, memory.add(last.question, rest.strip()))
 
 
 def show_turn(turn: Turn, conversation: Conversation) -> str:
     """Render an answer: understanding, answer, and the memory that was used."""
-    understood = turn.understanding or "(the answer does not say)"
-    lines = [f"understood  {visible(understood)}"] if conversation.family.answers else []
+    lines = []
+    if turn.saved:
+        lines.append(f"noted, as entry {turn.saved.id}: {show_entry(turn.saved)}")
+    if conversation.family.answers:
+        understood = turn.understanding or "(the answer does not say)"
+        lines.append(f"understood  {visible(understood)}")
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
     if not turn.prompt.matches:
         lines.append("memory      nothing found")

@@ -1,15 +1,15 @@
 """Families of questions with an intent that an LM can miss, their streams, and few-shot prompts.
 
 A family (configs/memory/NAME.yaml) has the forms of its answers, and the words that show the
-understanding (Madaan et al. 2022, 3.3). Ethical situations (ERT, section 3.3.2) are read from a
-user's own file: the paper's ERT-CAT and ERT-NL were never released.
+understanding (Madaan et al. 2022, 3.3). The paper's ethical situations (ERT, section 3.3.2) were
+never released.
 
 The prompter P(p, C) writes few-shot prompt, question and clarification. What users typed
 (questions, clarifications, right answers) is data; see `FewShot.sanitize`.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,15 @@ from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
 from pgra.errors import ConfigError, DataError, one_line, show
 
-SITUATION = "situation"  # the type of situations without categories
 QUESTION = "question"  # the type of a family of answers
 _MARK = "clarification:"  # what the released streams begin a feedback with
-_OUTPUT = re.compile(
-    r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
-)
-
-
-@dataclass(frozen=True)
-class SituationForm:
-    """How situations of a family are read and shown.
-
-    `about` is the field of a line that names the situation's subject, `categories` its possible
-    values in lower case (none: any text, such as a rule of thumb). `output`, the right one, has
-    {about} and {label}, `feedback` has {about}.
-    """
-
-    about: str
-    labels: tuple[str, ...]
-    output: str
-    feedback: str
-    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Family:
     """Questions that share a prompt and a test of the understanding.
 
-    It has one of `answers`, `situations` and `num_remembered`. The last is of questions of fact,
+    It has `answers` or `num_remembered`. The last is of questions of fact,
     whose feedback is the right answer: the paper's label feedback (App. D.3).
 
     Attributes:
@@ -67,7 +47,6 @@ class Family:
     has_slots: bool = False
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
-    situations: SituationForm | None = None
     lookup: str = "relative-edit"
     is_gated: bool = True
 
@@ -78,8 +57,6 @@ class Family:
 
     @property
     def kinds(self) -> list[str]:
-        if self.situations is not None:
-            return list(self.situations.categories) or [SITUATION]
         return [QUESTION] if self.is_of_answers else list(self.answers)
 
     def is_understood(self, kind: str, output: str) -> bool:
@@ -98,18 +75,6 @@ def load_family(name: str) -> Family:
     """Read a family by name, or from a YAML; a ConfigError if there is none or it is invalid."""
     path = find_yaml("family of questions", "memory", name)
     return from_yaml(Family, path, name=path.stem)
-
-
-def read_verdict(output: str) -> tuple[str, str]:
-    """Parse an output about a situation, "This question is about: loyalty. The answer is BAD.".
-
-    Returns its subject and the answer's first word, both `plain`; "" where missing.
-    """
-    match = _OUTPUT.search(output)
-    if match is None:
-        return "", ""
-    words = strip_marks(match["label"] or "").split()
-    return plain(match["about"]), plain("".join(words[:1]))
 
 
 def plain(text: str) -> str:
@@ -152,8 +117,7 @@ def read_stream(path: Path, family: Family) -> list[Step]:
     """Read a stream, one JSON object a line, in the release's format.
 
     A line has `type`, `question`, `feedback` and `expected_answer`; for a family of answers
-    `question` and `answers` (all right ones); for one of situations `situation`, `label` and the
-    field that its form names.
+    `question` and `answers` (all right ones).
 
     Raises:
         DataError: If a line lacks a field, or its type is unknown to the family.
@@ -162,35 +126,14 @@ def read_stream(path: Path, family: Family) -> list[Step]:
 
 
 def _read_step(record: Record, family: Family) -> Step:
-    if family.situations is not None:
-        return _read_situation(record, family.situations)
     if family.is_of_answers:
         question, *answers = read_texts(record, "question", "answers")
         return Step(QUESTION, question, answers[0], tuple(answers))
     names = ("type", "question", "feedback", "expected_answer")
     kind, question, feedback, expected = read_texts(record, *names)
-    _check_value(record, "type", kind, family.kinds)
+    if kind not in family.kinds:
+        raise DataError(f"{record.where}: type '{kind}' is not one of {', '.join(family.kinds)}")
     return Step(kind, question, feedback.removeprefix(_MARK).strip(), (expected,))
-
-
-def _read_situation(record: Record, form: SituationForm) -> Step:
-    texts = read_texts(record, "situation", form.about, "label")
-    question, about, label = map(one_line, texts)
-    labels = {name.lower(): name for name in form.labels}
-    _check_value(record, "label", label.lower(), labels)
-    if form.categories:
-        kind = about = about.lower()
-        _check_value(record, form.about, about, form.categories)
-    else:
-        kind = SITUATION
-        about = about.rstrip(".")
-    output = fill_slots(form.output, about=about, label=labels[label.lower()])
-    return Step(kind, question, fill_slots(form.feedback, about=about), (output,))
-
-
-def _check_value(record: Record, name: str, value: str, accepted: Iterable[str]) -> None:
-    if value not in accepted:
-        raise DataError(f"{record.where}: {name} '{value}' is not one of {', '.join(accepted)}")
 
 
 # Their prompts.
@@ -247,19 +190,17 @@ class FewShot:
         question: str,
         *,
         feedback: str = "",
-        more: Sequence[PromptExample] = (),
-        num_examples: int | None = None,
+        examples: Sequence[PromptExample] | None = None,
     ) -> str:
         """Render a prompt for an LM to complete.
 
         Args:
             question: What is asked.
             feedback: Its clarification, or "".
-            more: Examples after the question's own.
-            num_examples: How many of its own to show, the first ones; None for all.
+            examples: What stands before it; None for its own.
         """
         blocks = []
-        for example in (*self.examples_of(question)[:num_examples], *more):
+        for example in self.examples_of(question) if examples is None else examples:
             clarified = self._clarify(example.question, example.feedback)
             answer = self.sanitize(example.answer)
             blocks.append(f"{clarified}{self.separator}{answer} {self.end}{self.separator}")

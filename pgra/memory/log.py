@@ -332,8 +332,6 @@ def read_events(path: Path) -> list[MemoryEntry]:
     events = []
     for record in read_table(path, ("jsonl",)):
         values = {k: v for k, v in record.fields.items() if k != "id" and v != ""}
-        if type(values.get("feedback")) is int:  # a label of digits
-            values["feedback"] = str(values["feedback"])
         try:
             events.append(from_values(MemoryEntry, values, id=0))
         except PgraError as error:

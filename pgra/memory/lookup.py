@@ -10,11 +10,12 @@ by their keys: `normalize_key` is the release's, `plain` is for questions of any
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from rapidfuzz import process
@@ -24,43 +25,34 @@ from pgra.arrays import Values, Vectors
 from pgra.artifacts import digest
 from pgra.config import Arguments, arg, find_class
 from pgra.context import Context
-from pgra.data.text import copy_key, drop_punctuation, split_words, strip_marks
+from pgra.data.text import copy_key, drop_punctuation, strip_marks
 from pgra.encoders import as_encoder
 from pgra.errors import ConfigError, one_line
 from pgra.memory.families import ANY, Family, plain
 from pgra.memory.log import FeedbackLog, MemoryEntry
-from pgra.retrieval.bm25 import index_texts
 from pgra.types import Fields
 
 LOOKUPS: Mapping[str, str] = {
-    "bm25": "pgra.memory.lookup:Bm25Lookup",
     "edit": "pgra.memory.lookup:EditLookup",
     "encoder": "pgra.memory.lookup:EncoderLookup",
-    "gud-ir": "pgra.memory.gud_ir:GeneratingLookup",
     "paraphrase": "pgra.memory.lookup:ParaphraseLookup",
     "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
 }
 _ALIKE = 0.7  # from here on an exchanged word makes another question of one
 _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
-_BY_TEXT = ("bm25", "edit", "relative-edit")  # without an encoder
+_BY_TEXT = ("edit", "relative-edit")  # without an encoder
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 _LEAST_LETTERS = 4  # of a word that may hold a slip
 _CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 
 
-def drop_slot(question: str) -> str:
-    """Replace what stands from the first < to the last > by a space, as the release does."""
-    start = question.find("<")
-    end = question.rfind(">")
-    if not 0 <= start < end:
-        return question
-    return f"{question[:start]} {question[end + 1 :]}"
+_SLOT = re.compile("<.*>", re.DOTALL)  # from the first < to the last >, as the release does
 
 
 def in_form(question: str, form: str) -> str:
     """Return a question as it is compared: if `form` is "slotless" without <...>."""
-    bare = one_line(drop_slot(question)) if form == "slotless" else ""
+    bare = one_line(_SLOT.sub(" ", question)) if form == "slotless" else ""
     return bare or question
 
 
@@ -73,9 +65,8 @@ class LookupArguments(Arguments):
     lookup: str | None = arg(
         None,
         "relative-edit (the same question, but for a slip or a word more), paraphrase (by an "
-        "encoder, in other words too), encoder (its cosine), edit (the paper's), bm25 or gud-ir "
-        "(by the feedback that a model writes); default: the family's, else paraphrase with an "
-        "encoder, and relative-edit without.",
+        "encoder, in other words too), encoder (its cosine) or edit (the paper's); default: the "
+        "family's, else paraphrase with an encoder, and relative-edit without.",
         choices=LOOKUPS,
         is_open=True,
         is_common=True,
@@ -83,13 +74,12 @@ class LookupArguments(Arguments):
     threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is nearer. Default: relative-edit 0.8, paraphrase "
-        "0.65, encoder and gud-ir 0.9, edit -5, bm25 1; none for the family webquestions.",
+        "0.65, encoder 0.9, edit -5; none for the family webquestions.",
         is_common=True,
     )
     encoder: str | None = arg(
         None,
-        "Of paraphrase, encoder and gud-ir: hub id, folder or bundled:NAME; default: "
-        f"{DEFAULT_ENCODER}.",
+        f"Of paraphrase and encoder: hub id, folder or bundled:NAME; default: {DEFAULT_ENCODER}.",
         is_common=True,
     )
     key_form: str | None = arg(
@@ -97,17 +87,10 @@ class LookupArguments(Arguments):
         "Compare slotless (without <...>) or whole; default: slotless where questions have slots.",
         choices=("slotless", "whole"),
     )
-    generator: str | None = arg(
-        None,
-        "Seq2seq model of gud-ir: a folder of pgra memory lab train-gud-ir.",
-        needs={"lookup": "gud-ir"},
-    )
 
     def check(self) -> None:
         if self.lookup in _WHOLE and self.key_form == "slotless":
             raise ConfigError(f"lookup {self.lookup} compares whole questions: leave key_form out")
-        if self.lookup == "gud-ir" and self.generator is None:
-            raise ConfigError("lookup gud-ir needs --generator, of pgra memory lab train-gud-ir")
 
     def resolve(self, family: Family | None = None, *, is_encoder_shared: bool = False) -> Self:
         """Return a copy with everything chosen for a family; None: for any questions.
@@ -140,20 +123,6 @@ class LookupArguments(Arguments):
         return replace(self, lookup=lookup, key_form=form, threshold=threshold)
 
 
-@dataclass(kw_only=True)
-class GeneratorArguments(Arguments):
-    """How the generator of gud-ir is trained."""
-
-    model: str = arg("google-t5/t5-small", "Seq2seq model to start from: hub id, folder, bundled.")
-    num_train_epochs: int = arg(20, "How often each pair is seen.", least=1)
-    per_device_train_batch_size: int = arg(16, "Pairs a step.", least=1)
-    learning_rate: float = arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0)
-    save_steps: int = arg(
-        200, "Steps between checkpoints that a killed training resumes from.", least=1
-    )
-    seed: int = arg(0, "Of the order of the pairs, and of dropout.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Match(MemoryEntry):
     """An entry that was found, and its score: higher is nearer, see `Lookup.scores`."""
@@ -170,42 +139,9 @@ class ScoreRange:
     most: float
 
 
-class Lookup(Protocol):
-    """Finds a memory's entries by a question.
-
-    Attributes:
-        fingerprint: All that its scores depend on, besides the memory and the question.
-    """
-
-    scores: ClassVar[ScoreRange]
-
-    @classmethod
-    def load(
-        cls, args: LookupArguments, user: str, context: Context, encoder: Any = None
-    ) -> "OpenLookup":
-        """Load models once; return a function that opens the look-up of any log.
-
-        It finds a user's entries and shared ones. `args` must be resolved; `encoder` replaces the
-        one that they name, and runs on the context's device. A ModelError if a model cannot be
-        loaded.
-        """
-
-    @property
-    def fingerprint(self) -> Fields: ...
-
-    def key(self, entry: MemoryEntry) -> tuple[str, str]:
-        """Return its user, and what all spellings of its question share: they change together."""
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Return at most k entries, the nearest first."""
-
-
-OpenLookup = Callable[[FeedbackLog], Lookup]
-
-
 def load_lookup(
     args: LookupArguments, context: Context, user: str = "", *, encoder: Any = None
-) -> OpenLookup:
+) -> "OpenLookup":
     """Load a look-up of resolved arguments; see `Lookup.load`."""
     cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
     return cls.load(args, user, context, encoder)
@@ -247,21 +183,20 @@ def _drop_exchanged(scores: Values, alike: Values, key: str, keys: Sequence[str]
     return scores
 
 
-class LogLookup(ABC):
-    """Shared by look-ups by text: a row an entry, following the log, the order."""
+class Lookup(ABC):
+    """Finds a memory's entries by a question; it has a row an entry, and follows the log."""
 
     name: ClassVar[str]
     scores: ClassVar[ScoreRange]
 
     def __init__(self, log: FeedbackLog, user: str = "", *, form: str = "slotless") -> None:
-        """Follow a log; `form`: compare "slotless" or "whole" keys, or the "feedback"."""
+        """Follow a log, of which a user's entries and shared ones; `form`: see `in_form`."""
         self._log = log
         self._user = user
         self._form = form
         self._through = 0  # the log's last event
         # By row, in the order of their ids.
-        self._ids: list[int] = []
-        self._is_own: list[bool] = []
+        self._entries: list[MemoryEntry] = []
         self._keys: list[str] = []
 
     @classmethod
@@ -271,39 +206,42 @@ class LogLookup(ABC):
         user: str,
         context: Context,  # noqa: ARG003 (of models)
         encoder: Any = None,  # noqa: ARG003
-    ) -> OpenLookup:
+    ) -> "OpenLookup":
+        """Load models once; return a function that opens the look-up of any log.
+
+        It finds a user's entries and shared ones. `args` must be resolved; `encoder` replaces the
+        one that they name, and runs on the context's device. A ModelError if a model cannot be
+        loaded.
+        """
         return partial(cls, user=user, form=str(args.key_form))
 
     @property
     def fingerprint(self) -> Fields:
+        """All that its scores depend on, besides the memory and the question."""
         return {"lookup": self.name, "key_form": self._form}
 
     def key(self, entry: MemoryEntry) -> tuple[str, str]:
+        """Return its user, and what all spellings of its question share: they change together."""
         return entry.user, self._normalize(plain(entry.question))
 
     def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return at most k entries, the nearest first; of those with one key only the first."""
         self._follow()
-        if not self._ids:
+        if not self._entries:
             return []
         scores = self._score(self._normalize(question))
-        # By score, then the user's own, then the newest.
-        order = np.lexsort((np.negative(self._ids), np.logical_not(self._is_own), -scores))
-        nearest: dict[str | int, int] = {}
+        order = np.lexsort((*self._ties, -scores))
+        matches: dict[str, Match] = {}
         for row in order.tolist():
-            if len(nearest) == k or scores[row] == -np.inf:
+            if len(matches) == k:
                 break
-            nearest.setdefault(self._identity(row), row)
-        score_of = {self._ids[row]: float(scores[row]) for row in nearest.values()}
-        entries = self._log.get(list(score_of))
-        return [Match(**asdict(entry), score=score_of[entry.id]) for entry in entries]
+            match = Match(**vars(self._entries[row]), score=float(scores[row]))
+            matches.setdefault(self._keys[row], match)
+        return list(matches.values())
 
     @abstractmethod
     def _score(self, key: str) -> Values:
-        """Return each row's score; minus infinity where it is not found."""
-
-    def _identity(self, row: int) -> str | int:
-        """Return what rows share of which only the nearest is a match."""
-        return row
+        """Return each row's score."""
 
     def _normalize(self, text: str) -> str:
         return in_form(text, self._form)
@@ -315,26 +253,27 @@ class LogLookup(ABC):
             return
         ids = self._log.entry_ids()
         in_force = set(ids)
-        rows = [row for row, entry_id in enumerate(self._ids) if entry_id in in_force]
+        rows = [row for row, entry in enumerate(self._entries) if entry.id in in_force]
         later = self._log.get([entry_id for entry_id in ids if entry_id > self._through])
         new = [entry for entry in later if entry.user in ("", self._user)]
-        is_own = [self._is_own[row] for row in rows] + [entry.user != "" for entry in new]
-        name = "feedback" if self._form == "feedback" else "question"
-        self._update(rows, {entry.id: self._normalize(getattr(entry, name)) for entry in new})
-        self._is_own = is_own
+        keys = [self._normalize(entry.question) for entry in new]
+        self._update(rows, new, keys)
         self._through = max([last, *ids[-1:]])
 
-    def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
-        """Keep these rows, and add new entries' keys by their ids."""
-        self._ids = [*(self._ids[row] for row in rows), *new]
-        self._keys = [*(self._keys[row] for row in rows), *new.values()]
+    def _update(self, rows: Sequence[int], new: Sequence[MemoryEntry], keys: Sequence[str]) -> None:
+        """Keep these rows, and add new entries with their keys."""
+        self._entries = [*(self._entries[row] for row in rows), *new]
+        self._keys = [*(self._keys[row] for row in rows), *keys]
+        # Of equal scores the user's own come first, then the newest.
+        is_shared = [not entry.user for entry in self._entries]
+        self._ties = (np.negative([entry.id for entry in self._entries]), np.array(is_shared))
 
 
-class EditLookup(LogLookup):
-    """By the edit distance of normalised keys (the paper's closest memory; App. E).
+OpenLookup = Callable[[FeedbackLog], Lookup]
 
-    Keys that are equal once normalised are found once.
-    """
+
+class EditLookup(Lookup):
+    """By the edit distance of normalised keys (the paper's closest memory; App. E)."""
 
     name = "edit"
     scores: ClassVar = ScoreRange(-5.0, -math.inf, 0.0)  # the release: below 6
@@ -345,9 +284,6 @@ class EditLookup(LogLookup):
 
     def _score(self, key: str) -> Values:
         return 0.0 - _compare(key, self._keys, Levenshtein.distance)  # no -0.0
-
-    def _identity(self, row: int) -> str:
-        return self._keys[row]
 
 
 class RelativeEditLookup(EditLookup):
@@ -373,23 +309,7 @@ def _compare(key: str, keys: Sequence[str], scorer: Any) -> Values:
     return distances
 
 
-class Bm25Lookup(LogLookup):
-    """By BM25 over the words of keys, with Lucene's idf: above 0 in a memory of one entry too."""
-
-    name = "bm25"
-    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf)
-
-    def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
-        super()._update(rows, new)
-        self._index = index_texts(self._keys or ["a"], tf="lucene", idf="lucene")
-
-    def _score(self, key: str) -> Values:
-        ids = self._index.get_tokens_ids(split_words(key))
-        scores: Values = self._index.get_scores_from_ids(ids).astype(np.float64)
-        return np.where(scores > 0, scores, -np.inf)
-
-
-class EncoderLookup(LogLookup):
+class EncoderLookup(Lookup):
     """By the cosine of a sentence encoder's vectors, which are stored in the memory's file."""
 
     name = "encoder"
@@ -398,28 +318,21 @@ class EncoderLookup(LogLookup):
     def __init__(
         self, log: FeedbackLog, encoder: Any, user: str = "", *, form: str = "whole"
     ) -> None:
-        """Follow a log with a `pgra.Encoder` whose vectors have unit length; see `LogLookup`."""
+        """Follow a log with a `pgra.Encoder` whose vectors have unit length; see `Lookup`."""
         super().__init__(log, user, form=form)
         self._encoder = encoder
-        self._stored_as = digest({**encoder.query_fingerprint, "key_form": form})
         self._vectors: Vectors = np.empty((0, encoder.width), np.float32)
 
     @classmethod
     def load(
-        cls,
-        args: LookupArguments,
-        user: str,
-        context: Context,
-        encoder: Any = None,
-        *,
-        form: str = "",
+        cls, args: LookupArguments, user: str, context: Context, encoder: Any = None
     ) -> OpenLookup:
         if encoder is None:
             encoder = args.encoder or DEFAULT_ENCODER
         loaded = as_encoder(encoder, device=context.device)
         if not loaded.fingerprint["normalize"]:
             raise ValueError("encoder makes vectors of other lengths: open it with normalize")
-        return partial(cls, encoder=loaded, user=user, form=form or str(args.key_form))
+        return partial(cls, encoder=loaded, user=user, form=str(args.key_form))
 
     @property
     def fingerprint(self) -> Fields:
@@ -431,20 +344,22 @@ class EncoderLookup(LogLookup):
         # Another batch moves the last digits of a vector: equal texts must stay equal.
         return np.round(cosines, _DIGITS)
 
-    def _update(self, rows: Sequence[int], new: Mapping[int, str]) -> None:
-        ids = list(new)
+    def _update(self, rows: Sequence[int], new: Sequence[MemoryEntry], keys: Sequence[str]) -> None:
+        key_of = {entry.id: key for entry, key in zip(new, keys, strict=True)}
+        ids = list(key_of)
         blocks = [self._vectors[list(rows)]]
+        stored_as = digest(self.fingerprint)
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            vectors = self._log.vectors(self._stored_as, chunk)
+            vectors = self._log.vectors(stored_as, chunk)
             if missing := [entry_id for entry_id in chunk if entry_id not in vectors]:
-                encoded = self._encoder.encode([new[entry_id] for entry_id in missing])
+                encoded = self._encoder.encode([key_of[entry_id] for entry_id in missing])
                 computed = dict(zip(missing, encoded, strict=True))
-                self._log.keep_vectors(self._stored_as, computed)
+                self._log.keep_vectors(stored_as, computed)
                 vectors |= computed
             blocks.append(np.stack([vectors[entry_id] for entry_id in chunk]))
         self._vectors = np.concatenate(blocks)
-        super()._update(rows, new)
+        super()._update(rows, new, keys)
 
 
 class ParaphraseLookup(EncoderLookup):

@@ -65,12 +65,12 @@ class Memory(AbstractContextManager["Memory"]):
             path: The file; ":memory:" for one that is on no disk.
             lookup: relative-edit (letters: the same question with a slip or a word more),
                 paraphrase (an encoder: also in other words), encoder (its cosine alone), edit (the
-                paper's: edit distance), bm25, or module:Class; default: paraphrase where an encoder
-                is given, else relative-edit. Or what `load_lookup` returns, whose models are loaded
+                paper's: edit distance), or module:Class; default: paraphrase where an encoder is
+                given, else relative-edit. Or what `load_lookup` returns, whose models are loaded
                 once for many memories.
             threshold: Smallest score that passes; higher is nearer. Default: the look-up's own
-                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5, bm25 1); of a loaded
-                look-up all pass.
+                (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5); of a loaded look-up
+                all pass.
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME, a `pgra.Encoder`, or
                 another loaded model, as of `pgra.Encoder`.
             user: Whose entries; "" for the administrator, see the class.

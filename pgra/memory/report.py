@@ -5,11 +5,9 @@ Acc(u) is the accuracy of the understanding, Acc(y) that of the answer (Madaan e
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from statistics import correlation, fmean
+from statistics import fmean
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from pgra.artifacts import write_text
 from pgra.memory.families import Family
 from pgra.memory.stream import SYSTEMS, StreamResult, Variant, measure_stream
 from pgra.report.metrics import combine_p, sign_flip
-from pgra.report.tables import Cell, Table, with_sd
+from pgra.report.tables import Table, TableRow, with_sd
 
 REPORT_FILE = "report.md"
 FIGURE_FILE = "running.png"
@@ -35,128 +33,111 @@ def write_report(folder: Path, family: Family, results: Sequence[StreamResult]) 
 def render_report(family: Family, results: Sequence[StreamResult]) -> str:
     """Render the tables as Markdown: means over the seeds, and the paper's values below."""
     groups = group_by_title(results)
-    blocks = [
-        f"# A memory of corrections: {family.name}, {len(results[0].outcomes)} steps",
-        _accuracy_table(family, groups),
+    forms = {
+        **dict.fromkeys(("understood", *family.kinds, "all", "answered"), ".2f"),
+        "prompt_tokens": ",.0f",
+        "look-ups": ".0f",
+        "effective": ".2f",
+    }
+    tables = [
+        Table.of("", _accuracy_rows(family, groups), forms),
+        _text_table(compare_systems(groups)),
+        _text_table(_sample_rows(groups)),
     ]
-    if family.situations is not None:  # how far answers are right where they are understood: 4.1.1
-        cells = [f"{_label(*group)} {_correlate(group[1])}" for group in groups.items()]
-        blocks.append(
-            f"Correlation of understanding and answer, question by question: {'; '.join(cells)}."
-        )
-    head = ["understood, gap of", "all", "p (McNemar)"]
-    blocks += [_markdown(head, compare_systems(groups)), _sample_table(groups)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    title = f"# A memory of corrections: {family.name}, {len(results[0].outcomes)} steps"
+    blocks = [title, *(table.to_markdown() for table in tables if table.rows)]
+    return "\n\n".join(blocks) + "\n"
 
 
-Streams = Mapping[int, StreamResult]  # of one system and probability, by seed
+Streams = dict[int, StreamResult]  # of one system and probability, by seed
 
 
 def group_by_title(results: Sequence[StreamResult]) -> dict[str, Streams]:
     """Group results by the variant's title."""
-    groups = defaultdict[str, dict[int, StreamResult]](dict)
+    groups: dict[str, Streams] = {}
     for result in results:
-        groups[result.variant.title][result.variant.seed] = result
-    return dict(groups)
+        groups.setdefault(result.variant.title, {})[result.variant.seed] = result
+    return groups
 
 
 def _label(title: str, streams: Streams) -> str:
     return f"{title} ({len(streams)} seeds)" if len(streams) > 1 else title
 
 
-def _accuracy_table(family: Family, groups: Mapping[str, Streams]) -> str:
-    """Show tables 4 and 5, and the share of used look-ups that were effective (4.1.2)."""
-    kinds = family.kinds
-    rows = []
+def _accuracy_rows(family: Family, groups: Mapping[str, Streams]) -> list[TableRow]:
+    """Return tables 4 and 5, and the share of used look-ups that were effective (4.1.2)."""
+    rows: list[TableRow] = []
     for title, streams in groups.items():
-        metrics = [measure_stream(stream.outcomes) for stream in streams.values()]
-        cells = [_label(title, streams)]
-        for kind in kinds:
-            cells.append(_mean([values["understood_by_type"].get(kind) for values in metrics]))
-        for name in ("understood", "answered"):
-            cells.append(with_sd([values[name] for values in metrics], ".2f"))
-        for name, form in {"prompt_tokens": ",.0f", "lookups": ".0f", "effective": ".2f"}.items():
-            cells.append(_mean([values[name] for values in metrics], form))
-        rows.append(cells)
+        measured = [measure_stream(stream.outcomes) for stream in streams.values()]
+        row: TableRow = {"understood": _label(title, streams)}
+        for kind in family.kinds:
+            row[kind] = _mean([metrics["understood_by_type"].get(kind) for metrics in measured])
+        row["all"] = with_sd([metrics["understood"] for metrics in measured], ".2f")
+        row["answered"] = with_sd([metrics["answered"] for metrics in measured], ".2f")
+        for name in ("prompt_tokens", "look-ups", "effective"):
+            row[name] = _mean([metrics[name.replace("-", "")] for metrics in measured])
+        rows.append(row)
     for system, printed in family.paper.items():
-        cells = [_mean([printed.get(kind)]) for kind in (*kinds, "all")]
-        rows.append([f"{SYSTEMS[system]}, paper (GPT-3)", *cells, "", "", "", ""])
-    head = ["understood", *kinds, "all", "answered", "prompt tokens", "look-ups", "effective"]
-    return _markdown(head, rows)
+        rows.append({"understood": f"{SYSTEMS[system]}, paper (GPT-3)", **printed})
+    return rows
 
 
-def _correlate(streams: Streams) -> str:
-    """Return the correlation of understanding and answer (phi); "none" if either is constant."""
-    steps = list(chain.from_iterable(stream.outcomes for stream in streams.values()))
-    understood = [float(step.understood) for step in steps]
-    answered = [float(step.answered) for step in steps]
-    if len(set(understood)) < 2 or len(set(answered)) < 2:
-        return "none"
-    return f"{correlation(understood, answered):.2f}"
-
-
-def compare_systems(groups: Mapping[str, Streams]) -> list[list[str]]:
+def compare_systems(groups: Mapping[str, Streams]) -> list[TableRow]:
     """Compare as the paper does: GROW with NO-MEM, MEM with both.
 
     Returns rows of a table over shared seeds: the pair; its gap in accuracy of the understanding;
     p of McNemar's tests, combined over seeds (`combine_p`).
     """
-    rows = []
+    rows: list[TableRow] = []
     for title, streams in groups.items():
         variant = next(iter(streams.values())).variant
         weaker = [Variant("no-mem", 0.0, 0), Variant("grow", variant.probability, 0)]
         for other in weaker[: list(SYSTEMS).index(variant.system)]:
             others = groups.get(other.title, {})
-            gaps = []
-            p_values = []
-            for seed in sorted({*streams} & {*others}):
-                a = streams[seed].marks("understood")
-                b = others[seed].marks("understood")
-                gaps.append(fmean(a) - fmean(b))
-                p_values.append(sign_flip(np.subtract(a, b, dtype=np.float64)))
+            gaps = [
+                np.subtract(
+                    streams[seed].marks("understood"),
+                    others[seed].marks("understood"),
+                    dtype=np.float64,
+                )
+                for seed in sorted({*streams} & {*others})
+            ]
             if gaps:
-                p = combine_p(p_values)
-                rows.append([f"{title} - {other.title}", with_sd(gaps, "+.3f"), f"{p:.2g}"])
+                row: TableRow = {"understood, gap of": f"{title} - {other.title}"}
+                row["all"] = with_sd([gap.mean() for gap in gaps], "+.3f")
+                row["p (McNemar)"] = f"{combine_p(list(map(sign_flip, gaps))):.2g}"
+                rows.append(row)
     return rows
 
 
-def _sample_table(groups: Mapping[str, Streams]) -> str:
-    """Show steps through time, as the paper's tables 6, 7 and 11 to 13."""
-    for streams in groups.values():
-        seed, mem = next(iter(streams.items()))
-        if mem.variant.system == "mem":
-            break
-    else:
-        return ""
-    bare: dict[int, str] = {}
-    if (without := groups.get(SYSTEMS["no-mem"], {}).get(seed)) is not None:
-        bare = {step.step: step.generated for step in without.outcomes}
+def _sample_rows(groups: Mapping[str, Streams]) -> list[TableRow]:
+    """Return steps through time, as the paper's tables 6, 7 and 11 to 13."""
+    streams = [next(iter(group.values())) for group in groups.values()]
+    mem = next((stream for stream in streams if stream.variant.system == "mem"), None)
+    if mem is None:
+        return []
+    without = groups.get(SYSTEMS["no-mem"], {}).get(mem.variant.seed)
+    bare = {step.step: step.generated for step in without.outcomes} if without else {}
     used = [step for step in mem.outcomes if step.neighbors]
-    stride = max(1, math.ceil(len(used) / _SAMPLES))
-    rows = [
-        [
-            str(step.step),
-            step.question,
-            " / ".join(step.neighbors[:3]),
-            step.expected,
-            bare.get(step.step, ""),
-            step.generated,
-        ]
-        for step in used[::stride]
-    ]
-    head = ["step", "question", "nearest in the memory", "expected", "NO-MEM", "MEM-PROMPT"]
-    return _markdown(head, rows)
+    rows: list[TableRow] = []
+    for step in used[:: max(1, math.ceil(len(used) / _SAMPLES))]:
+        row: TableRow = {"step": str(step.step), "question": step.question}
+        row["nearest in the memory"] = " / ".join(step.neighbors[:3])
+        row["expected"] = step.expected
+        row["NO-MEM"] = bare.get(step.step, "")
+        row["MEM-PROMPT"] = step.generated
+        rows.append(row)
+    return rows
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[Cell(text) for text in row] for row in rows]
-    return Table("", columns, cells).to_markdown() if rows else ""
+def _text_table(rows: Sequence[TableRow]) -> Table:
+    return Table.of("", rows, dict.fromkeys(rows[0], "") if rows else {})
 
 
-def _mean(values: Sequence[float | None], form: str = ".2f") -> str:
-    """Return the mean of the values that are not None; "" without any."""
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
-    return f"{fmean(numbers):{form}}" if numbers else ""
+    return fmean(numbers) if numbers else None
 
 
 def plot_running(path: Path, results: Sequence[StreamResult]) -> None:

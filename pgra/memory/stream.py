@@ -13,7 +13,6 @@ The LM's answers are kept among the artifacts, so that an interrupted stream is 
 start without asking the LM again.
 """
 
-import json
 import logging
 import math
 import random
@@ -27,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from pgra.artifacts import check_fingerprint, digest, lock_folder, write_sealed
+from pgra.artifacts import check_fingerprint, digest, lock_folder, write_lines, write_sealed
 from pgra.config import arg
 from pgra.context import Context
 from pgra.data.read import read_table
+from pgra.data.tasks import LABEL
 from pgra.errors import ConfigError, DataError
-from pgra.exemplars import SelectionArguments
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments, Completion, LanguageModel
 from pgra.memory.families import (
@@ -46,7 +45,6 @@ from pgra.memory.families import (
     plain,
     read_stream,
     read_texts,
-    read_verdict,
 )
 from pgra.memory.lookup import (
     DEFAULT_ENCODER,
@@ -60,7 +58,7 @@ from pgra.memory.memory import Memory
 from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
 from pgra.run_folder import METRICS_FILE, read_lines, read_metrics, read_object, write_metrics
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +77,6 @@ class PromptedArguments(CompleterArguments):
     family: str = arg(
         "any", "Of which family questions are: name of a YAML in configs/memory, or a path."
     )
-    prompt: str | None = arg(
-        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
-    )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
     max_prompt_tokens: int = arg(
         2048, "Most tokens of a prompt, within the LM's window.", least=1, group="Options"
@@ -97,7 +92,7 @@ class PromptedArguments(CompleterArguments):
         family = load_family(self.family)
         return PromptedLM(
             family=family,
-            few_shot=load_few_shot(self.prompt or family.prompt),
+            few_shot=load_few_shot(family.prompt),
             completer=open_lm(self, self.context),
             max_new_tokens=self.max_new_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
@@ -169,7 +164,9 @@ class GrowPrompt:
         """Build the prompt, with the newest correction nearest the question."""
 
         def write(used: int) -> str:
-            return self.lm.few_shot.write(question, more=self.added[len(self.added) - used :])
+            examples = self.lm.few_shot.examples_of(question)
+            newest = self.added[len(self.added) - used :]
+            return self.lm.few_shot.write(question, examples=[*examples, *newest])
 
         def size(used: int) -> int:
             return self.lm.completer.count_tokens([write(used)])[0]
@@ -202,8 +199,9 @@ class MemPrompt:
         near = passing(matches, self.memory.threshold)
         if family.is_of_answers:
             more = [PromptExample(entry.question, entry.feedback) for entry in reversed(near)]
-            count = max(0, len(few_shot.examples_of(question)) - len(more))
-            text = few_shot.write(question, more=more, num_examples=count)
+            examples = few_shot.examples_of(question)
+            examples = examples[: max(0, len(examples) - len(more))]
+            text = few_shot.write(question, examples=[*examples, *more])
         else:
             text = few_shot.write(question, feedback=near[0].feedback if near else "")
         return BuiltPrompt(text, matches, len(near))
@@ -248,15 +246,10 @@ def judge_output(
     """Return whether the intent was understood, Acc(u), and whether the output is right, Acc(y).
 
     `kind` is the type that was meant. For Acc(y) case, spaces and final punctuation do not count.
-    Of a situation they are its subject and its label, apart in figures 4 and 5.
     """
     if family.is_of_answers:  # which state no understanding
         is_right = is_exact_match(output, expected)
         return is_right, is_right
-    if family.situations is not None:
-        about, label = read_verdict(output)
-        right_about, right_label = read_verdict(expected[0])
-        return about == right_about, label == right_label
     return family.is_understood(kind, output), plain(output) in map(plain, expected)
 
 
@@ -279,16 +272,12 @@ def play(
     """
     draws = np.random.default_rng(seed).random(len(steps))
     answers = dict[str, Completion]()
-    size = 1  # steps whose questions are asked together
-    num_asked = 0  # of the first steps
+    size = 1  # questions that are asked together: doubled until a correction changes prompts
     for row, step in enumerate(steps):
         prompt = system.ask(step.question)
         if prompt.text not in answers:
-            # Half as many where a correction changed a prompt that was asked ahead.
-            size = min(2 * size, lm.num_ahead) if row >= num_asked else max(1, size // 2)
-            num_asked = row + size
-            ahead = [system.ask(later.question).text for later in steps[row + 1 : row + size]]
-            new = [text for text in dict.fromkeys([prompt.text, *ahead]) if text not in answers]
+            texts = [system.ask(later.question).text for later in steps[row : row + size]]
+            new = [text for text in dict.fromkeys(texts) if text not in answers]
             answers |= zip(new, lm.complete(new), strict=True)
         completion = answers[prompt.text]
         output = lm.few_shot.read_output(completion.text)
@@ -307,8 +296,10 @@ def play(
             num_prompt_tokens=completion.num_prompt_tokens,
             num_new_tokens=completion.num_new_tokens,
         )
+        size = min(2 * size, lm.num_ahead)
         if outcome.clarified:
             system.learn(step)
+            size = 1
         yield outcome
 
 
@@ -319,17 +310,17 @@ def measure_stream(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     the look-ups used, and the share of them whose question was understood (the paper's
     "effective", 97 %).
     """
-    kinds: dict[str, list[bool]] = {}
-    for step in outcomes:
-        kinds.setdefault(step.kind, []).append(step.understood)
     used = [step.understood for step in outcomes if step.neighbors]
     metrics: dict[str, Any] = {
         "n": len(outcomes),
         "understood": fmean(step.understood for step in outcomes),
-        "understood_by_type": {kind: fmean(kinds[kind]) for kind in sorted(kinds)},
+        "understood_by_type": {},
         "answered": fmean(step.answered for step in outcomes),
         "clarifications": sum(step.clarified for step in outcomes),
     }
+    for kind in sorted({step.kind for step in outcomes}):
+        marks = [step.understood for step in outcomes if step.kind == kind]
+        metrics["understood_by_type"][kind] = fmean(marks)
     metrics["prompt_tokens"] = _sum([step.num_prompt_tokens for step in outcomes])
     metrics["new_tokens"] = _sum([step.num_new_tokens for step in outcomes])
     metrics["lookups"] = len(used)
@@ -432,11 +423,9 @@ class StreamArguments(PromptedArguments):
         """List the variants."""
         variants = []
         for seed in self.seeds:
-            for system in SYSTEMS:
-                if system in self.systems:
-                    is_mute = system == "no-mem"
-                    probabilities = [0.0] if is_mute else self.clarification_probabilities
-                    variants += [Variant(system, p, seed) for p in probabilities]
+            for system in filter(self.systems.__contains__, SYSTEMS):
+                probabilities = self.clarification_probabilities if system != "no-mem" else [0.0]
+                variants += [Variant(system, p, seed) for p in probabilities]
         return variants
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
@@ -469,13 +458,11 @@ class Experiment:
         with Memory(":memory:", lookup=self.open_lookup) as memory:
             lookup = dict(memory.lookup.fingerprint)
         lm = self.lm
-        family = asdict(lm.family)
-        del family["paper"]
         return {
             "format": _FORMAT,
             "lm": dict(lm.completer.fingerprint),
             "family": lm.family.name,
-            "family_digest": digest(family)[:12],
+            "family_digest": digest(asdict(lm.family))[:12],
             "prompt": lm.few_shot.name,
             "prompt_digest": digest(asdict(lm.few_shot))[:12],
             "lookup": lookup,
@@ -521,16 +508,13 @@ class Experiment:
             threshold=self.threshold,
             source="stream",
         )
-        is_mem = variant.system == "mem"
-        system = MemPrompt(self.lm, memory) if is_mem else GrowPrompt(self.lm)
-        outcomes = []
-        with memory, (folder / _STEPS_FILE).open("w", encoding="utf-8") as file:
+        system = GrowPrompt(self.lm) if variant.system != "mem" else MemPrompt(self.lm, memory)
+        with memory:
             played = play(
                 self.lm, steps, system, probability=variant.probability, seed=variant.seed
             )
-            for outcome in Bar(played, total=len(steps), desc=variant.name, unit="step"):
-                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
-                outcomes.append(outcome)
+            outcomes = list(Bar(played, total=len(steps), desc=variant.name, unit="step"))
+        write_lines(folder / _STEPS_FILE, [asdict(outcome) for outcome in outcomes])
         return outcomes
 
 
@@ -565,41 +549,34 @@ def choose_examples(
         ConfigError: If the pool holds fewer examples than asked for (the paper's k).
         ModelError: If the encoder cannot be found or loaded.
     """
-    from pgra.exemplars.selection import open_similarity
+    from pgra.exemplars.selector import ExemplarSelector
     from pgra.retrieval.neighbors import LeakGuard
 
-    def compared(number: int, question: str, label: str | None = None) -> Example:
-        fields = {"question": in_form(question, str(lookup.key_form))}
-        return Example(f"question-{number}", fields, label)
+    def compared(question: str) -> str:
+        return in_form(question, str(lookup.key_form))
 
     num_shown = len(few_shot.examples)
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
     pool = [*few_shot.examples, *more]
     count = args.prefix_examples or (num_shown if more else (num_shown + 1) // 2)
-    root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
-    labels = [example.answer for example in pool]
-    guard = LeakGuard([example.question for example in pool], labels)
+    guard = LeakGuard([e.question for e in pool], [e.answer for e in pool])
     distinct = guard.distinct.tolist()
     if len(distinct) < count:
         raise ConfigError(
             f"prefix_examples is {count}, the pool has {len(distinct)} different: lower it"
         )
-    similarity = open_similarity(
-        SelectionArguments(encoder=lookup.encoder or DEFAULT_ENCODER),
-        [compared(i, example.question, example.answer) for i, example in enumerate(pool)],
-        root,
+    selector = ExemplarSelector(
+        [{"text": compared(pool[row].question), LABEL: row} for row in distinct],
+        encoder=lookup.encoder or DEFAULT_ENCODER,
+        leak_guard=False,  # whole questions are guarded
         device=args.device,
     )
-    assert similarity is not None  # the nearest are asked for
     texts = list(dict.fromkeys(questions))
-    queries = [compared(i, text) for i, text in enumerate(texts)]
-    hits, _ = guard.nearest(
-        lambda depth: similarity.nearest(queries, guard.distinct, depth), texts, count
-    )
+    lines = selector.select(list(map(compared, texts)), len(pool))
     nearest = {}
-    for text, line in zip(texts, hits.rows.tolist(), strict=True):
+    for text, line in zip(texts, lines, strict=True):
         is_leak = guard.leaks(text)
-        rows = [row for row in line if row != MISSING_ROW]
-        rows += [row for row in distinct if row not in rows and not is_leak(row)]
+        ranked = dict.fromkeys([*(item[LABEL] for item in line), *distinct])
+        rows = [row for row in ranked if not is_leak(row)]
         nearest[text] = tuple(pool[row] for row in rows[:count])
     return replace(few_shot, nearest=nearest)

@@ -138,11 +138,6 @@ class TrainingArguments(FolderArguments):
     )
     adam_epsilon: float = arg(1e-8, "AdamW's epsilon.", least=0)
     max_grad_norm: float = arg(1.0, "Gradients are cut to this norm; 0: not.", least=0)
-    dataloader_drop_last: bool = arg(
-        True,
-        "Leave out an epoch's last, smaller batch.",
-        off="Keep an epoch's last, smaller batch.",
-    )
     gradient_checkpointing: bool = arg(
         False, "Compute activations twice instead of keeping them: less memory.", decides=False
     )
@@ -214,8 +209,7 @@ class TrainingArguments(FolderArguments):
             ConfigError: If the examples do not fill a batch of each process.
         """
         held = self.per_device_train_batch_size or 1
-        rounds = num_rows / (held * num_processes)
-        batches = math.floor(rounds) if self.dataloader_drop_last else math.ceil(rounds)
+        batches = num_rows // (held * num_processes)  # of the last, smaller one nothing is learned
         if batches == 0:
             raise ConfigError(
                 f"a batch of {held} on {num_processes} processes exceeds {num_rows} rows: lower it"

@@ -98,30 +98,28 @@ def fit_calibration(
         ConfigError: If "dev" is asked for and a label has too few dev examples.
         ModelError: If a score is not finite.
     """
-    least = int(np.bincount(np.asarray(truth, np.intp), minlength=len(shares)).min())
+    columns = np.asarray(truth, np.intp)
+    least = int(np.bincount(columns, minlength=len(shares)).min())
     if label_bias == "dev" and least < LEAST_A_LABEL:
         raise ConfigError(
             f"label_bias dev takes {LEAST_A_LABEL} dev examples of each label, and one label has "
             f"{least}: give more, or --label_bias batch"
         )
-    is_bias_out = label_bias != "none"
     bias = None
     bias_from = "dev"
     if label_bias != "batch" and least >= LEAST_A_LABEL:
-        scale, added = fit_scale_and_bias(dev, np.asarray(truth, np.intp))
+        scale, added = fit_scale_and_bias(dev, columns)
         bias = added / scale if scale > 0 else None  # else the scores say nothing
     if bias is None:
         texts = score_texts()
+        if len(texts) < LEAST_TEXTS:
+            why = f"{len(texts)} texts are too few to see a label bias ({LEAST_TEXTS})"
+            return replace(fit_temperature(dev, truth), bias_from=why)
         bias_from = "batch"
-        if len(texts) >= LEAST_TEXTS:
-            bias = match_shares(texts, shares)
-    if bias is None:
-        why = f"{len(texts)} texts are too few to see a label bias ({LEAST_TEXTS})"
-        return replace(fit_temperature(dev, truth), bias_from=why)
-    added = bias if is_bias_out else np.zeros(len(bias))
-    calibration = fit_temperature((dev + added).astype(np.float32), truth)
+        bias = match_shares(texts, shares)
+    is_bias_out = label_bias != "none"
     return replace(
-        calibration,
+        fit_temperature(dev + bias if is_bias_out else dev, truth),
         bias=tuple((bias - bias.mean()).tolist()),
         bias_from=bias_from,
         is_bias_out=is_bias_out,
@@ -199,14 +197,14 @@ def centred(scores: Scores) -> Values:
 
 
 def negative_log_likelihood(
-    scores: Scores, truth: Sequence[int], *, temperature: float = 1.0
+    scores: Scores | Values, truth: Sequence[int], *, temperature: float = 1.0
 ) -> float:
     """Return the mean of -log p of the true labels, columns of the finite scores (B, C)."""
     chances = log_softmax(scores.astype(np.float64) / temperature)
     return float(-chances[np.arange(len(chances)), list(truth)].mean())
 
 
-def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
+def fit_temperature(scores: Scores | Values, truth: Sequence[int]) -> Calibration:
     """Fit the temperature that makes the true labels most likely (Guo et al. 2017, eq. 9).
 
     `truth` has the true labels' columns of scores (B, C). With too few examples, or if no other
@@ -235,15 +233,13 @@ def decide(example_ids: Sequence[str], scores: Scores, labels: Sequence[str]) ->
 
     A NaN is a ModelError. Probabilities are the softmax of scores.
     """
-    if np.isnan(scores).any():
-        name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
+    is_broken = np.isnan(scores).any(axis=1)
+    if is_broken.any():
+        name = example_ids[int(is_broken.argmax())]
         raise ModelError(f"the reader's scores of example '{name}' are NaN: its weights are broken")
-    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64)
-    chances = np.exp(logits)
-    chances /= chances.sum(axis=1, keepdims=True)
+    chances = np.exp(log_softmax(scores.astype(np.float64))).tolist()
+    lines = zip(example_ids, scores.argmax(axis=1), chances, strict=True)
     return [
         Prediction(name, labels[best], dict(zip(labels, row, strict=True)))
-        for name, best, row in zip(
-            example_ids, scores.argmax(axis=1), chances.tolist(), strict=True
-        )
+        for name, best, row in lines
     ]

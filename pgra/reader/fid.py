@@ -31,7 +31,6 @@ IGNORED = -100  # label of a padded target token, as in PyTorch's cross entropy
 # T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale its logits
 # like the original T5's, but it was trained without, with a head of its own.
 ARCHITECTURES = ("mt5", "t5")
-_UNSEEN = 2  # tokens, as of a label, that are written without a look at what has ended
 _MAX_LOGITS = 1024  # target tokens with logits in memory: 130 MB for T5's vocabulary
 Fused = tuple[BaseModelOutput, Tensor]
 TokenIds = npt.NDArray[np.int32]
@@ -109,16 +108,14 @@ def pad_rows(rows: Sequence[npt.ArrayLike], value: int) -> Tensor:
     return pad_sequence(tensors, batch_first=True, padding_value=value)
 
 
-class ReaderModule(nn.Module):
-    """A Hugging Face model inside; a subclass adds `forward(**batch)`, whose output has a `.loss`.
+class FusionReader(nn.Module):
+    """A `T5ForConditionalGeneration` (original, v1.1 or flan) with fusion in the decoder."""
 
-    `forward` takes `num_items_in_batch`: the target tokens of all accumulated batches and all
-    processes, to divide the summed loss by, so that 8 examples a batch and 2 times 4 are one step.
-    """
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, t5: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model = t5
+        read_encoded_tokens(t5.get_decoder())
+        fuse_norms(t5)
 
     @property
     def device(self) -> torch.device:
@@ -150,15 +147,6 @@ class ReaderModule(nn.Module):
     def load_weights(self, folder: Path) -> None:
         """Load what `save_pretrained` wrote."""
         load_model(self.model, folder / "model.safetensors", device=str(self.device))
-
-
-class FusionReader(ReaderModule):
-    """A `T5ForConditionalGeneration` (original, v1.1 or flan) with fusion in the decoder."""
-
-    def __init__(self, t5: Any) -> None:
-        super().__init__(t5)
-        read_encoded_tokens(t5.get_decoder())
-        fuse_norms(t5)
 
     @classmethod
     def from_source(cls, source: ModelSource) -> Self:
@@ -264,19 +252,15 @@ class FusionReader(ReaderModule):
 
     @torch.inference_mode()
     def write(self, packed: PackedSegments, count: int) -> Tensor:
-        """Write the likeliest `count` tokens, (B, count) int64, padded after the text's end.
-
-        As T5's `generate`, but a few tokens without waiting for the GPU.
-        """
-        fused = self.fuse(packed)
-        config = self.model.config
-        places = packed.places
-        ids = torch.full((len(places), 1), config.decoder_start_token_id, device=places.device)
-        for _ in range(count):
-            has_ended = (ids[:, 1:] == config.eos_token_id).any(dim=1, keepdim=True)
-            if count > _UNSEEN and has_ended.all():
-                break
-            output = self.decode(fused, decoder_input_ids=ids)
-            best = output.logits[:, -1].float().argmax(dim=1, keepdim=True)
-            ids = torch.cat([ids, best.masked_fill_(has_ended, config.pad_token_id)], dim=1)
-        return pad(ids[:, 1:], (0, count + 1 - ids.shape[1]), value=config.pad_token_id)
+        """Write the likeliest `count` tokens, (B, count) int64, padded after the text's end."""
+        encoded, mask = self.fuse(packed)
+        ids = self.model.generate(
+            encoder_outputs=encoded,
+            attention_mask=mask,
+            max_new_tokens=count,
+            do_sample=False,
+            num_beams=1,
+            use_cache=False,  # of what is encoded no keys and values are made
+        )
+        end = self.model.config.pad_token_id
+        return pad(ids[:, 1:], (0, count + 1 - ids.shape[1]), value=end)

@@ -220,11 +220,10 @@ def fit_queries(examples: Sequence[Example], tokenizer: Any, layout: SegmentLayo
 
 def _query_sizes(queries: Sequence[str], tokenizer: Any, layout: SegmentLayout) -> list[int]:
     """Count the tokens of queries; after evidence a query may have one more."""
-    sizes = [len(ids) for ids in tokenize_parts(queries, tokenizer, is_first=True)]
-    if layout.order == "query_first":
-        return sizes
-    after = tokenize_parts(queries, tokenizer, is_first=False)
-    return [max(size, len(ids)) for size, ids in zip(sizes, after, strict=True)]
+    sizes = []
+    for is_first in {True, layout.order == "query_first"}:
+        sizes.append(list(map(len, tokenize_parts(queries, tokenizer, is_first=is_first))))
+    return list(map(max, zip(*sizes, strict=True)))
 
 
 def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:

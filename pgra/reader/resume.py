@@ -25,13 +25,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils.operations import recursively_apply
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pgra.artifacts import CHECKSUMS_FILE, find_changes, write_aside, write_checksums, write_json
 from pgra.errors import ArtifactError, DamageError, Stopped, reading
 from pgra.parallel import Worker, cpu_group, gather
-from pgra.reader.fid import ReaderModule
+from pgra.reader.fid import FusionReader
 
 logger = logging.getLogger(__name__)
 
@@ -146,20 +147,26 @@ def save_checkpoint(
     states = {"progress": asdict(progress), "random": everyones}
     states |= {name: update.state_dict() for name, update in updates.items()}
 
+    tensors: dict[str, Tensor] = {}
+
+    def name(tensor: Tensor) -> str:
+        key = f"tensor {len(tensors)}"
+        tensors[key] = tensor.contiguous()
+        return key
+
     with write_aside(checkpoint_folder(home, progress.step)) as aside:
         trainable.save(aside)
-        tensors: dict[str, Tensor] = {}
-        write_json(aside / _STATE_FILE, _split(states, tensors))
+        write_json(aside / _STATE_FILE, recursively_apply(name, states))
         save_file(tensors, aside / _TENSORS_FILE)
         write_checksums(aside)
-    for step, folder in _checkpoints(home):
+    for step in _steps(home):
         if step not in (progress.step, progress.best_step):
-            shutil.rmtree(folder)
+            shutil.rmtree(checkpoint_folder(home, step))
 
 
 def resume(
     home: Path,
-    module: ReaderModule,
+    module: FusionReader,
     updates: Mapping[str, Any],
     worker: Worker,
     *,
@@ -175,8 +182,9 @@ def resume(
         return Progress()
     logger.info("run: resuming from %s", folder)
     with reading(folder, DamageError):
-        text = (folder / _STATE_FILE).read_text("utf-8")
-        states = _joined(json.loads(text), load_file(folder / _TENSORS_FILE))
+        tensors = load_file(folder / _TENSORS_FILE)
+        named = json.loads((folder / _STATE_FILE).read_text("utf-8"), object_hook=_with_numbers)
+        states = recursively_apply(tensors.get, named, test_type=tensors.__contains__)
         progress = Progress(**states["progress"])
     if needs_best and progress.best_step is not None:
         best = checkpoint_folder(home, progress.best_step)
@@ -192,38 +200,21 @@ def resume(
     return progress
 
 
-def _split(state: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a state as JSON takes it; its tensors go to `tensors`, and their names are left."""
-    if isinstance(state, Tensor):
-        tensors[f"tensor {len(tensors)}"] = state.contiguous()
-        return f"tensor {len(tensors) - 1}"
-    if isinstance(state, dict):
-        return {str(key): _split(value, tensors) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return [_split(value, tensors) for value in state]
-    return state
+def _with_numbers(values: dict[str, Any]) -> dict[int | str, Any]:
+    """Return an object of JSON with its numbers as keys, such as an optimizer's of weights."""
+    return {int(key) if key.isdigit() else key: value for key, value in values.items()}
 
 
-def _joined(state: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Undo `_split`."""
-    if isinstance(state, dict):
-        values = {key: _joined(value, tensors) for key, value in state.items()}
-        return {int(key) if key.isdigit() else key: value for key, value in values.items()}
-    if isinstance(state, list):
-        return [_joined(value, tensors) for value in state]
-    return tensors.get(state, state) if isinstance(state, str) else state
-
-
-def _checkpoints(home: Path) -> list[tuple[int, Path]]:
-    """Return checkpoints by their steps, in order."""
-    folders = home.glob("checkpoint-*")
-    numbers = {folder.name.rpartition("-")[2]: folder for folder in folders}
-    return sorted((int(number), folder) for number, folder in numbers.items() if number.isdigit())
+def _steps(home: Path) -> list[int]:
+    """Return the steps of the checkpoints, in order."""
+    names = [folder.name.removeprefix("checkpoint-") for folder in home.glob("checkpoint-*")]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def last_checkpoint(home: Path) -> Path | None:
     """Find the last whole checkpoint; damaged and unfinished ones are skipped."""
-    for _, folder in reversed(_checkpoints(home)):
+    for step in reversed(_steps(home)):
+        folder = checkpoint_folder(home, step)
         if (fault := _fault(folder)) is None:
             return folder
         logger.warning("%s is passed over: %s", folder, fault)

@@ -36,7 +36,7 @@ from pgra.lm.load import choose_device
 from pgra.parallel import Worker, gather
 from pgra.progress import Bar
 from pgra.reader.arguments import TrainingArguments
-from pgra.reader.fid import IGNORED, ReaderModule
+from pgra.reader.fid import IGNORED, FusionReader
 from pgra.reader.resume import (
     Progress,
     Stopper,
@@ -59,7 +59,7 @@ _CHUNK = (
 class Trainable(ABC):
     """A module to train in place, and the tokenizer that each checkpoint gets."""
 
-    module: ReaderModule
+    module: FusionReader
     tokenizer: Any
 
     @abstractmethod
@@ -266,7 +266,7 @@ def _mean(losses: Sequence[float]) -> float:
     return math.fsum(losses) / len(losses) if losses else math.nan
 
 
-def _distribute(module: ReaderModule, arguments: TrainingArguments, worker: Worker) -> Any:
+def _distribute(module: FusionReader, arguments: TrainingArguments, worker: Worker) -> Any:
     """Return the module as its processes train it together."""
     if arguments.gradient_checkpointing:
         old = module.model.gradient_checkpointing_enable  # its name in transformers before 5.23
@@ -293,8 +293,7 @@ def load_epoch(
     order = torch.randperm(len(rows), generator=draw).tolist()
     size = int(arguments.per_device_train_batch_size or 1)
     together = size * worker.world
-    if arguments.dataloader_drop_last:
-        order = order[: len(order) // together * together]
+    order = order[: len(order) // together * together]
     batches = [order[first : first + size] for first in range(0, len(order), size)]
     share = batches[worker.rank :: worker.world]
     share = share[done * arguments.num_accumulated(worker.world) :]
@@ -320,7 +319,7 @@ def count_tokens(
 # What is kept of a training.
 
 
-def check_weights(module: ReaderModule, step: int) -> None:
+def check_weights(module: FusionReader, step: int) -> None:
     """Raise a ModelError if a weight is infinite or not a number: then its sum is too."""
     sums = [p.detach().float().sum() for p in module.parameters() if p.requires_grad]
     if not torch.stack(sums).isfinite().all():

@@ -106,17 +106,20 @@ def _build(request: base.IndexRequest, folder: Path) -> Fields:
     }
 
 
-def index_texts(
-    texts: Iterable[str], *, tf: str = _SETTINGS["tf"], idf: str = _SETTINGS["idf"]
-) -> Any:
-    """Return bm25s' index of texts, with these formulas of term weights."""
+def index_texts(texts: Iterable[str]) -> Any:
+    """Return bm25s' index of texts."""
     vocabulary: dict[str, int] = {}
     ids = [
         [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text, singles=True)]
         for text in texts
     ]
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    index = _quiet_bm25s().BM25(k1=_SETTINGS["k1"], b=_SETTINGS["b"], method=tf, idf_method=idf)
+    index = _quiet_bm25s().BM25(
+        k1=_SETTINGS["k1"],
+        b=_SETTINGS["b"],
+        method=_SETTINGS["tf"],
+        idf_method=_SETTINGS["idf"],
+    )
     index.index((ids, vocabulary), show_progress=False)
     return index
 

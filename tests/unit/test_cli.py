@@ -92,7 +92,7 @@ import sys, pgra.cli
 words = [["list"]] + [
     [*each, "--help-all"] for each in (
         *([name] for name in pgra.cli.COMMANDS),
-        ["ablate", "k"], ["memory", "lab", "stream"], ["memory", "lab", "train-gud-ir"],
+        ["ablate", "k"], ["memory", "lab", "stream"],
         *(["train", "--method", name] for name in ("icl", "kate", "knn", "lm-bff", "rag", "ralm")),
         ["search", "--reranker", "cross-encoder"], ["search", "--retriever", "bm25"],
     )

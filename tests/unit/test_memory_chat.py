@@ -14,7 +14,7 @@ from pgra.commands.serve import build_app
 from pgra.errors import visible
 from pgra.lm.base import Completion
 from pgra.memory import stream
-from pgra.memory.chat import Conversation, Talk, page, show_entry
+from pgra.memory.chat import Conversation, page, show_entry, talk
 from pgra.memory.log import MemoryEntry
 from pgra.memory.memory import Memory
 
@@ -30,7 +30,7 @@ def memory():
 def test_a_question_is_answered_corrected_and_asked_again(memory):
     said = []
     lines = [AKIN, f"/add {MEANT}", FAR, "/delete 1", "/list", "/quit", "/x"]
-    Talk(Conversation(prompted(), memory), said.append, is_watched=True).run(lines)
+    talk(Conversation(prompted(), memory), lines, said.append, is_watched=True)
     understood = re.findall(r"the (\w+) for", "\n".join(said))
     assert understood == ["homonym", "synonym", "homonym"]
     assert list(memory) == []

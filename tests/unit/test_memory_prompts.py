@@ -18,12 +18,11 @@ from pgra.memory.families import (
     load_family,
     load_few_shot,
     read_stream,
-    read_verdict,
 )
-from pgra.memory.stream import GrowPrompt, MemPrompt, judge_output
+from pgra.memory.stream import GrowPrompt, MemPrompt
 
 FAMILIES = {name: load_family(name) for name in list_yamls("memory")}
-LEXICAL, CAT = FAMILIES["lexical"], FAMILIES["ert_cat"]
+LEXICAL = FAMILIES["lexical"]
 PAPER = load_few_shot("lexical")
 SEPARATOR = "\n\n###\n\n"
 
@@ -32,11 +31,6 @@ SEPARATOR = "\n\n###\n\n"
 def test_every_family_can_be_asked_and_told(family):
     """Its prompt shows outputs of its own forms, and each type is known by its own check alone."""
     examples = load_few_shot(family.prompt).examples
-    for shown in examples if family.situations else ():
-        about, label = read_verdict(shown.answer)
-        assert label.upper() in family.situations.labels
-        assert about in family.situations.categories or not family.situations.categories
-        assert shown.feedback in ("", f"this question is about: {about}.")
     for kind, frame in family.answers.items():
         output = frame.format(word="w", answer="a")
         assert [k for k in family.answers if family.is_understood(k, output)] == [kind]
@@ -105,8 +99,8 @@ def test_ordinary_text_stays_as_it_was_typed():
     pairs = zip(shape(raw, PAPER), shape(plain, PAPER), strict=True)
     assert all(more > count for more, count in pairs)
     ordinary = "what does  `ls | wc` do? {x} \\n #1 <b>"
-    shown = PAPER.write("q", more=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
-    assert shown[-4:] == [ordinary, "A. 5 # 6 {x} END", "q", ""]
+    shown = PAPER.write("q", examples=[PromptExample(ordinary, "A. 5 # 6 {x}")]).split(SEPARATOR)
+    assert shown == [ordinary, "A. 5 # 6 {x} END", "q", ""]
     assert PAPER.sanitize(text := "at the WEEKEND: 5 # 6") == text
 
 
@@ -123,7 +117,7 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
     count = FollowingLM().count_tokens
     (base,) = count([PAPER.write("q")])
     added = PromptExample("question number", "answer", "I mean it")
-    size = count([PAPER.write("q", more=[added])])[0] - base
+    size = count([PAPER.write("q", examples=[*PAPER.examples, added])])[0] - base
 
     def shown(room):
         lm = prompted(few_shot=PAPER, max_prompt_tokens=base + size * room)
@@ -138,12 +132,6 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
     assert [shown(room) for room in (1, 3, 6)] == [[], [3, 4], [0, 1, 2, 3, 4]]
     with pytest.raises(DataError, match="'< q >'"):
         shown(-1)
-
-
-SITUATIONS = [
-    {"situation": "giving a lift to a stranger in the rain", "category": "care", "label": "GOOD"},
-    {"situation": "peeping at a rival's cards", "category": "Cheating", "label": "bad"},
-]
 
 
 def test_streams_are_read_as_the_release_has_them(tmp_path):
@@ -161,22 +149,5 @@ def test_streams_are_read_as_the_release_has_them(tmp_path):
     assert (one.kind, one.feedback) == ("syn", "I want a synonym.")
     (fact,) = read("webquestions", [{"question": "who?", "answers": ["A B", "A"]}])
     assert (fact.kind, fact.feedback, fact.expected) == ("question", "A B", ("A B", "A"))
-    steps = read("ert_cat", SITUATIONS)
-    assert [step.kind for step in steps] == ["care", "cheating"]
-    assert steps[1].feedback == "this question is about: cheating."
-    assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
     with pytest.raises(DataError, match="line 2.*'fine'"):
-        read("ert_cat", [SITUATIONS[0], SITUATIONS[0] | {"label": "FINE"}])
-
-
-def test_an_output_is_read_for_its_understanding_and_its_label():
-    verdicts = {
-        "this question is about loyalty The answer is bad": ("loyalty", "bad"),
-        "This question is about: a. b, and c. The answer is OKAY": ("a. b, and c", "okay"),
-        "This question is about: loyalty": ("loyalty", ""),
-        "It's about: harm. The answer is GOOD because it helps.": ("harm", "good"),
-    }
-    assert {output: read_verdict(output) for output in verdicts} == verdicts
-    right = ["This question is about: loyalty. The answer is BAD."]
-    judged = [judge_output(CAT, "loyalty", output, right) for output in verdicts]
-    assert judged == [(True, True), (False, False), (True, False), (False, False)]
+        read("lexical", [line, line | {"type": "fine"}])

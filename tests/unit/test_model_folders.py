@@ -23,7 +23,6 @@ from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.memory.gud_ir import load_generator
 from pgra.reader.fid import FusionReader
 from pgra.retrieval.base import RetrieverArguments
 from pgra.retrieval.neighbors import open_neighbor_encoder
@@ -52,10 +51,6 @@ def by_t5(folder):
     return torch.tensor(open_neighbor_encoder(args, folder, "cpu").encode([TEXT]))
 
 
-def written(folder):
-    return torch.tensor([*map(ord, load_generator(folder, device="cpu")[0](TEXT))])
-
-
 def norms(module):
     return torch.stack([weight.norm() for weight in module.state_dict().values()])
 
@@ -74,7 +69,6 @@ LOADERS = {  # what is built, who loads it, and a name in all layers that are ta
         lambda folder: norms(FusionReader.from_source(find_model(folder))),
         "shared",
     ),
-    "t5 generator": ("t5", written, "encoder"),
     "t5 encoder": ("t5", by_t5, "encoder.block.1."),
     "bert encoder": ("bert", encode, "layer.1."),
     "bert pooler": ("bert", lambda folder: encode(folder, pooling="pooler"), "pooler"),
@@ -120,7 +114,6 @@ def test_adapters_that_are_not_merged_are_refused(built, form):
 OPENERS = {
     "gpt2": states,
     "bert": encode,
-    "t5": written,
     "flan-t5": by_t5,
     "mt5": lambda folder: load_tokenizer(find_model(folder)),  # as a reader is opened
 }
