@@ -56,7 +56,7 @@ class CausalReranker(PairReranker):
         options = request.options
         assert isinstance(options, CausalRerankerArguments)
         self.template, words = _template(options)
-        super().__init__(request, max_tokens=options.causal_tokens)
+        super().__init__(request)
         ids = [self.call_tokenizer([word])[0]["input_ids"] for word in words]
         if any(len(tokens) != 1 for tokens in ids):
             raise ModelError(

@@ -15,7 +15,6 @@ from torch import Tensor
 from pgra.errors import ModelError, reading
 from pgra.lm import load
 from pgra.rerank.arguments import CrossEncoderArguments
-from pgra.rerank.base import ScorerRequest
 from pgra.rerank.pairs import PairReranker, Tokens
 from pgra.types import Json
 
@@ -31,10 +30,6 @@ class CrossEncoderReranker(PairReranker):
 
     options_class = CrossEncoderArguments
     model_class = "AutoModelForSequenceClassification"
-
-    def __init__(self, request: ScorerRequest) -> None:
-        assert isinstance(request.options, CrossEncoderArguments)
-        super().__init__(request, max_tokens=request.options.cross_encoder_tokens)
 
     def fields(self) -> Mapping[str, Json]:
         fields: dict[str, Json] = {"class": self._class, "reranker": "cross-encoder"}

@@ -173,10 +173,8 @@ class PairReranker(PairBankReranker):
     add_special_tokens = True
     reads_prompt = False
 
-    def __init__(self, request: ScorerRequest, *, max_tokens: int | None = None) -> None:
+    def __init__(self, request: ScorerRequest) -> None:
         """Open a model, without its weights, and the bank of its scores.
-
-        `max_tokens` is the most tokens of a pair, the window by default.
 
         Raises:
             ModelError: If there is no such model, or it cannot be used.
@@ -190,9 +188,7 @@ class PairReranker(PairBankReranker):
         self.config = load.load_config(self.source)
         self.tokenizer = load.load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, load.num_positions(self.config)))
-        self.max_tokens = max_tokens or window
-        if self.max_tokens > window:
-            raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
+        self.max_tokens = min(args.max_prompt_tokens or window, window)
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
         self._filler = self._choose_filler()

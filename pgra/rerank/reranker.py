@@ -210,7 +210,7 @@ class Reranker(PromptedModel):
                 max_prompt_tokens=max_prompt_tokens,
                 topic_weight=topic_weight,
             )
-            values = {"lm": lm, "template": template, "max_prompt_tokens": max_prompt_tokens}
+            values = {"lm": lm, "template": template}
             context = Context(device=device)
             options = cls.options_class(
                 **{field: values[n] for n, field in fields.items() if values[n] is not None}
