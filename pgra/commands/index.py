@@ -61,7 +61,7 @@ def build(words: Sequence[str]) -> int:
         raise ConfigError(f"retriever '{args.retriever}' has no index: there is nothing to build")
     if context.is_main:
         for built in indexes:
-            say(f"index: {built.folder}\n  reused {built.num_reused}")
+            say(f"index: {built.folder}\n  reused {built.reused}")
             for name, value in sorted(built.manifest.counts.items()):
                 if name != "recipe":
                     say(f"  {name} {value}")

@@ -131,11 +131,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, or a passage is judged twice for a query.
     """
-    text = "".join(read_lines(path))
-    first, _, rest = text.partition("\n")
-    if first.split() == _BEIR_HEADER:  # it has no column of iterations
-        text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
-    return _read(path, "read_trec_qrels", text, 10_000)  # measures have a row a grade
+    return _read(path, "read_trec_qrels", 10_000)  # measures have a row a grade
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
@@ -145,14 +141,17 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
-    text = "".join(read_lines(path))
-    return _read(path, "read_trec_run", text, float(np.finfo(np.float32).max))
+    return _read(path, "read_trec_run", float(np.finfo(np.float32).max))
 
 
-def _read(path: Path, reader: str, text: str, most: float) -> dict[str, dict[str, Any]]:
+def _read(path: Path, reader: str, most: float) -> dict[str, dict[str, Any]]:
     """Return values by query and passage, and refuse what would give a wrong number."""
     import ir_measures
 
+    text = "".join(read_lines(path))
+    first, _, rest = text.partition("\n")
+    if first.split() == _BEIR_HEADER:  # it has no column of iterations
+        text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
     table: dict[str, dict[str, Any]] = {}
     with reading(path):
         lines = list(getattr(ir_measures, reader)(io.StringIO(text)))
