@@ -399,7 +399,6 @@ def parse_sections(
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.
-        ModelError: If a device is named that is not there.
     """
     is_help = wants_help(words)
     early = _first_values(words)
@@ -434,12 +433,6 @@ def parse_sections(
     values |= _typed(flags, kinds)
     sections: dict[str, Any] = {name: _make(cls, values) for name, cls in classes.items()}
     _check_written(sections.values())
-    from pgra.context import check_device
-
-    for section in sections.values():
-        device = getattr(section, "device", None)
-        if device is not None:  # before anything is read
-            check_device(device, is_used=False)
     return sections
 
 
@@ -626,7 +619,6 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], **others: Any) -> _T:
         may_be_empty = f.default in ("", ()) or f.metadata.get("may_be_empty", False)
         if value in ("", []) and not may_be_empty and hints[name] not in (Any, object):
             raise ConfigError(f"{name} is {show(value)}: it must not be empty")
-        check_parts(name, value, hints[name])
         typed[name] = typed_value(name, value, hints[name])
     return cls(**others, **typed)
 
@@ -643,22 +635,3 @@ def typed_value(name: str, value: Any, kind: Any, *, is_exact: bool = False) -> 
 def _as_kind(kind: type, value: Any) -> Any:
     """Convert to a class that msgspec does not know, such as `Path`."""
     return value if isinstance(value, kind) else kind(value)
-
-
-def check_parts(name: str, value: Any, kind: Any) -> None:
-    """Refuse unknown keys of dataclasses within a value, which msgspec ignores."""
-    if not isinstance(value, dict | list):
-        return
-    kinds = typing.get_args(kind)
-    classes = [cls for cls in (kind, *kinds) if dataclasses.is_dataclass(cls)]
-    items: Iterable[tuple[Any, Any]] = (
-        value.items() if isinstance(value, dict) else enumerate(value)
-    )
-    if isinstance(value, dict) and classes:
-        hints = typing.get_type_hints(classes[0])
-        for key, item in items:
-            choose(f"key of {name}", str(key), hints)
-            check_parts(f"{name}.{key}", item, hints[key])
-    elif kinds:
-        for key, item in items:
-            check_parts(f"{name}.{key}", item, kinds[0] if kinds[-1] is ... else kinds[-1])

@@ -8,14 +8,14 @@ import string
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal, NoReturn, Self
 
+import msgspec
 import yaml
 
 from pgra.config import (
-    check_parts,
     choose,
     find_class,
     find_yaml,
@@ -52,8 +52,7 @@ TEXT_METRICS = {
 LABEL = "label"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubSource:
+class HubSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task's data set on the hub.
 
     Attributes:
@@ -67,13 +66,14 @@ class HubSource:
     id: str
     config: str | None = None
     revision: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = {}
     labels: tuple[str, ...] | None = None
-    splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
+    splits: Mapping[str, str] = msgspec.field(
+        default_factory=lambda: {"train": "train", "test": "test"}
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSource:
+class LocalSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a task's files are laid out in a local folder.
 
     Attributes:
@@ -82,7 +82,7 @@ class LocalSource:
     """
 
     splits: Mapping[str, str] | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,7 @@ class TaskBase(ABC):
         hints = typing.get_type_hints(type(self))
         for f in fields(self):
             value = getattr(self, f.name)
-            if value != f.default and not is_dataclass(value):  # else a default, or checked itself
-                check_parts(f.name, value, hints[f.name])
+            if value != f.default:
                 object.__setattr__(self, f.name, typed_value(f.name, value, hints[f.name]))
 
     @classmethod
@@ -210,7 +209,7 @@ class TaskBase(ABC):
 
     def to_yaml(self) -> str:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""
-        values = asdict(self)
+        values = msgspec.to_builtins(self)
         del values["name"]
         for f in fields(self):
             if getattr(self, f.name) == f.default:
