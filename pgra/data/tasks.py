@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar, Literal, NoReturn, Self
 
 import msgspec
@@ -142,7 +143,7 @@ class TaskBase(ABC):
     name: str
     inputs: tuple[str, ...]
     hub: HubSource | None = None
-    local: LocalSource = LocalSource()
+    local: LocalSource = field(default=LocalSource())
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @abstractmethod
@@ -378,30 +379,26 @@ class GenerationTask(TaskBase):
         """Measure what was written; spaces around a text do not count."""
         texts = [text.strip() for text in predictions]
         references = [example for example in examples if isinstance(example, AnsweredExample)]
-        by_text: dict[str, list[float]] = {}
-        counts: dict[str, list[list[int]]] = {}
-        functions = self._functions()
-        for name, metric in functions.items():
-            if isinstance(metric, SumMetric):
-                counts[name] = metric.counts(texts, references)
-            else:
-                pairs = zip(texts, references, strict=True)
-                by_text[name] = [float(metric(text, reference)) for text, reference in pairs]
-        subsets = {"": list(range(len(texts)))}
+        subsets: dict[str, Sequence[int]] = {"": range(len(texts))}
         for subset, is_overlap in SUBSETS.items():
             tables = [reference.table for reference in references]
             rows = [i for i, table in enumerate(tables) if table and table.is_overlap is is_overlap]
             if rows:
                 subsets[f"{subset}/"] = rows
-        values = {}
-        for subset, rows in subsets.items():
-            for name, metric in functions.items():
-                if isinstance(metric, SumMetric):
+        values: dict[str, float] = {}
+        by_text: dict[str, list[float]] = {}
+        counts: dict[str, list[list[int]]] = {}
+        for name, metric in self._functions().items():
+            if isinstance(metric, SumMetric):
+                counts[name] = metric.counts(texts, references)
+                for subset, rows in subsets.items():
                     columns = zip(*(counts[name][row] for row in rows), strict=True)
-                    value = metric.of_sum(list(map(sum, columns)))
-                else:
-                    value = sum(by_text[name][row] for row in rows) / len(rows)
-                values[subset + name] = value
+                    values[subset + name] = metric.of_sum(list(map(sum, columns)))
+            else:
+                pairs = zip(texts, references, strict=True)
+                by_text[name] = [float(metric(*pair)) for pair in pairs]
+                for subset, rows in subsets.items():
+                    values[subset + name] = fmean(by_text[name][row] for row in rows)
         return Measures(values, by_text, counts)
 
     def _functions(self) -> dict[str, TextMetric]:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -26,7 +26,7 @@ from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.lm.names import is_model
 from pgra.progress import quiet_transformers
-from pgra.types import Json
+from pgra.types import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -470,7 +470,7 @@ def batch_budget(tokens: int, device: torch.device) -> int:
     return tokens * (_GPU_TIMES if device.type == "cuda" else 1)
 
 
-def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
+def model_fields(source: ModelSource, dtype: torch.dtype) -> Fields:
     return {"model": source.identity, "dtype": dtype_name(dtype)}
 
 

@@ -13,7 +13,7 @@ from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS
 from pgra.lm.base import StateArguments
-from pgra.types import Example, Json
+from pgra.types import Example, Fields
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class FitData:
 
     queries: Sequence[Example] = ()
     words: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: Mapping[str, Json] | None = None
+    fingerprint: Fields | None = None
     folder: Path | None = None
 
 

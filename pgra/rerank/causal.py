@@ -16,7 +16,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.rerank.arguments import CausalRerankerArguments
 from pgra.rerank.base import ScorerRequest
 from pgra.rerank.pairs import PairReranker
-from pgra.types import Json
+from pgra.types import Fields
 
 _QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -64,7 +64,7 @@ class CausalReranker(PairReranker):
             )
         self.answers = [tokens[0] for tokens in ids]
 
-    def fields(self) -> Mapping[str, Json]:
+    def fields(self) -> Fields:
         return {**super().fields(), "reranker": "causal"}
 
     def text(self, query: str, passage: str) -> str:

@@ -16,7 +16,7 @@ from pgra.errors import ModelError, reading
 from pgra.lm import load
 from pgra.rerank.arguments import CrossEncoderArguments
 from pgra.rerank.pairs import PairReranker, Tokens
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class CrossEncoderReranker(PairReranker):
     options_class = CrossEncoderArguments
     model_class = "AutoModelForSequenceClassification"
 
-    def fields(self) -> Mapping[str, Json]:
+    def fields(self) -> Fields:
         fields: dict[str, Json] = {"class": self._class, "reranker": "cross-encoder"}
         if self._prompt:
             fields["prompt"] = self._prompt

@@ -12,12 +12,11 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import Tensor
 
-from pgra.arrays import Rows, Scores
+from pgra.arrays import Indices, Rows, Scores
 from pgra.artifacts import canonical_json
 from pgra.config import Arguments
 from pgra.errors import ConfigError, ModelError
@@ -28,7 +27,7 @@ from pgra.progress import Bar
 from pgra.rerank.arguments import RerankArguments
 from pgra.rerank.bank import Advance, Bank, bank_folder
 from pgra.rerank.base import RerankRequest, ScorerRequest, ScoringReranker
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import MISSING_ROW, Example, Fields
 
 Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model calls them
 
@@ -46,7 +45,7 @@ class Pairs:
     rows: Rows
     texts: Callable[[Rows], list[str]]
 
-    def find(self, keys: Rows) -> npt.NDArray[np.intp]:
+    def find(self, keys: Rows) -> Indices:
         """Return the indices of keys, (n,)."""
         return np.searchsorted(self.keys, keys)
 
@@ -74,9 +73,7 @@ class PairBankReranker(ScoringReranker):
     inputs = ("text",)
     bank: Bank
 
-    def __init__(
-        self, request: ScorerRequest, source: load.ModelSource, fields: Mapping[str, Json]
-    ) -> None:
+    def __init__(self, request: ScorerRequest, source: load.ModelSource, fields: Fields) -> None:
         """Open the bank, if there is a corpus.
 
         `fields` are what scores depend on, besides corpus, query and passage.
@@ -210,7 +207,7 @@ class PairReranker(PairBankReranker):
         arguments = cls.options_class
         return [getattr(options or arguments(), arguments.FIELDS["lm"])]
 
-    def fields(self) -> Mapping[str, Json]:
+    def fields(self) -> Fields:
         """Return what else scores depend on: class, options, and how a pair is written."""
         cls = type(self)
         options = self.options.deciding() if self.options else {}

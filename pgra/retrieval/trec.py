@@ -21,7 +21,7 @@ from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments, arg
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
-from pgra.errors import ConfigError, DataError, reading, show
+from pgra.errors import ConfigError, DataError, one_line, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever
 from pgra.types import MISSING_ROW, Candidates, Fields
 
@@ -340,7 +340,7 @@ class RunRetriever(Retriever):
         for query, text in queries.items():
             by_row = {rows[docno]: score for docno, score in run.get(query, {}).items()}
             by_row.pop(MISSING_ROW, None)
-            if scores.setdefault(_key(text), by_row) != by_row:
+            if scores.setdefault(one_line(text), by_row) != by_row:
                 raise DataError(f"{queries_path}: query '{query}' has another query's text")
         fingerprint = {
             **corpus.fingerprint,
@@ -354,12 +354,8 @@ class RunRetriever(Retriever):
         """Return each query's first k candidates of the run; a DataError if it has none of one."""
         best = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
-            scores = self._scores.get(_key(query))
+            scores = self._scores.get(one_line(query))
             if not scores:
                 raise DataError(f"query {show(query)} has no candidate in the run")
             best.fill(line, [*scores], [*scores.values()])
         return best
-
-
-def _key(text: str) -> str:
-    return " ".join(text.split())
