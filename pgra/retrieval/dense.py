@@ -162,12 +162,7 @@ class Index(Retriever):
         if opened.copied is not None:
             args = replace(args, encoder=str(root / "encoder"))
         context = Context(artifacts=root, device=str(opened.device))
-        if is_finished(folder):
-            corpus = open_corpus(passages, None, corpus_field=field)
-            request = IndexRequest(args=args, corpus=corpus, context=context)
-            if find_fault(folder, STAGE, _fields(request, opened)) is None:  # refuses another one
-                return cls.load(root, encoder=opened)
-        else:
+        if not is_finished(folder):
             refuse_strangers(root, _PARTS)
             if opened.copied is not None:
                 shutil.copytree(opened.copied.path, args.encoder, dirs_exist_ok=True)
@@ -179,7 +174,7 @@ class Index(Retriever):
 
     @classmethod
     def load(cls, path: str | Path, *, encoder: Any = None, device: str = "auto") -> Self:
-        """Open an index that was built here, or by `pgra index build`; its files are checked.
+        """Open an index that was built here, or by `pgra index`; its files are checked.
 
         Args:
             path: Its folder; or on the hub OWNER/NAME, or OWNER/NAME@REVISION.
