@@ -16,9 +16,8 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import yaml
@@ -146,16 +145,10 @@ class Rule:
         if self.choices is not None and value not in self.choices and not is_path:
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
-        bounds = [
-            ("at least", self.least, ge),
-            ("above", self.above, gt),
-            ("at most", self.most, le),
-            ("below", self.below, lt),
-        ]
-        limits = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-        if not all(holds(value, bound) for _, bound, holds in limits):
-            wanted = " and ".join(f"{words} {bound}" for words, bound, _ in limits)
-            raise ConfigError(f"{name} is {value}: it must be {wanted}")
+        limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
+        bounds: Any = {word: bound for word, bound in limits.items() if bound is not None}
+        if bounds:
+            typed_value(name, value, Annotated[type(value), msgspec.Meta(**bounds)])
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
         candidates, best = opened.search(examples)
         if not context.is_main:
             return 0
-        if files.is_run:
+        if files.trec or files.qrels:  # a run is made, rather than hits shown
             name = args.rerank.reranker
             name = args.retriever.retriever.partition(":")[0] if name == "none" else name
             ids = list(named_queries)

@@ -1,7 +1,6 @@
 """Arguments of rerankers, and what their defaults depend on. Light: no torch."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,7 +83,6 @@ class RerankArguments(DrawnArguments):
         "Weight of the first stage's scores beside the second's, z-scores of a query; default: 1 "
         "where auto takes head, and for likelihood after dense.",
         least=0,
-        below=math.inf,
     )
 
     def chosen(self, data: "FitData") -> "RerankArguments":

@@ -255,11 +255,6 @@ class QueryFileArguments(Arguments):
         is_distinct=True,
     )
 
-    @property
-    def is_run(self) -> bool:
-        """Whether a run is made, rather than hits shown."""
-        return bool(self.trec or self.qrels)
-
     def read(self, texts: Sequence[str]) -> dict[str, str]:
         """Return the queries by id: of the file, or these texts."""
         if self.queries is None:
