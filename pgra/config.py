@@ -429,14 +429,6 @@ def parse_sections(
     return sections
 
 
-def parse_arguments(
-    classes: Sequence[type], words: Sequence[str], **others: Any
-) -> tuple[Any, ...]:
-    """Read dataclasses that no argument chooses; `others` are as in `parse_sections`."""
-    named = {cls.__name__: cls for cls in classes}
-    return tuple(parse_sections(lambda _: named, words, **others).values())
-
-
 def field_names(classes: Iterable[type]) -> set[str]:
     """Return the names of the arguments of classes."""
     return {*_field_kinds(classes)}
@@ -462,20 +454,18 @@ def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
 
 def _check_written(groups: Iterable[Any]) -> None:
     """Refuse to write to a file that another argument names."""
-    named = []
-    targets = []
+    users: dict[str, tuple[str, bool]] = {}
     for group in groups:
         for name, rule in rules(type(group)).items():
             value = getattr(group, name)
-            texts = value if isinstance(value, list) else [value]
-            named += [(name, text) for text in texts if isinstance(text, str)]
-            if rule.writes and value:
-                targets.append((name, value))
-    for flag, target in targets:
-        for name, text in named:
-            file = text.removeprefix("run:")  # of --retriever
-            if name != flag and os.path.realpath(file) == os.path.realpath(target):
-                raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    file = os.path.realpath(text.removeprefix("run:"))  # of --retriever
+                    other, is_written = users.setdefault(file, (name, rule.writes))
+                    if other != name and (is_written or rule.writes):
+                        raise ConfigError(
+                            f"--{name} and --{other} are one file, {text}: name another"
+                        )
 
 
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are

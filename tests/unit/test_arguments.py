@@ -12,7 +12,7 @@ import pytest
 
 import pgra
 from pgra.commands.common import parse_run
-from pgra.config import Arguments, arg, config_root, parse_arguments, read_yaml, rules
+from pgra.config import Arguments, arg, config_root, parse_sections, read_yaml, rules
 from pgra.errors import ConfigError
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.faiss import empty_index
@@ -28,8 +28,8 @@ class Fruit:
 
 
 def parse(*words, cls=Fruit):
-    (parsed,) = parse_arguments([cls], words, prog="stall", description="Sell fruit.")
-    return parsed
+    how = {"prog": "stall", "description": "Sell fruit."}
+    return parse_sections(lambda _: {"fruit": cls}, words, **how)["fruit"]
 
 
 @pytest.fixture
