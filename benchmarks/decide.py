@@ -62,7 +62,7 @@ from pgra.types import Example
 TASKS = ("rotten-tomatoes=bundled:rotten-tomatoes",)
 ENCODER = "bundled:minilm-l6"
 T5 = "bundled:t5-small-titles"
-OTHERS = {"t5": (16, 32), "setfit": (8, 16), "decision": (0,)}  # where each is asked
+OTHERS = {"t5": (16,), "setfit": (16,), "decision": (0,)}  # where each is asked
 SIZES = (0, 2, 8, 16, 32)
 NUM_EXEMPLARS = 8
 NUM_TEST = 300

@@ -5,7 +5,7 @@ On many CPUs it is `torchrun -m index_build`: `accelerate launch --cpu` starts o
 
 import sys
 
-from pgra.commands.index import build as main
+from pgra.commands.index import main
 
 if __name__ == "__main__":
     from pgra.cli import run

@@ -467,11 +467,11 @@ Build = Callable[[Path], Fields]
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished artifact; `reused` if it was there already."""
+    """A finished artifact; `reused` if it was there already, of an index so many passages."""
 
     folder: Path
     manifest: Manifest
-    reused: bool
+    reused: int
 
 
 def build_once(

@@ -16,9 +16,8 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import yaml
@@ -146,16 +145,10 @@ class Rule:
         if self.choices is not None and value not in self.choices and not is_path:
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
-        bounds = [
-            ("at least", self.least, ge),
-            ("above", self.above, gt),
-            ("at most", self.most, le),
-            ("below", self.below, lt),
-        ]
-        limits = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-        if not all(holds(value, bound) for _, bound, holds in limits):
-            wanted = " and ".join(f"{words} {bound}" for words, bound, _ in limits)
-            raise ConfigError(f"{name} is {value}: it must be {wanted}")
+        limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
+        bounds: Any = {word: bound for word, bound in limits.items() if bound is not None}
+        if bounds:
+            typed_value(name, value, Annotated[type(value), msgspec.Meta(**bounds)])
 
 
 @dataclass(frozen=True)
@@ -399,7 +392,6 @@ def parse_sections(
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.
-        ModelError: If a device is named that is not there.
     """
     is_help = wants_help(words)
     early = _first_values(words)
@@ -434,21 +426,7 @@ def parse_sections(
     values |= _typed(flags, kinds)
     sections: dict[str, Any] = {name: _make(cls, values) for name, cls in classes.items()}
     _check_written(sections.values())
-    from pgra.context import check_device
-
-    for section in sections.values():
-        device = getattr(section, "device", None)
-        if device is not None:  # before anything is read
-            check_device(device, is_used=False)
     return sections
-
-
-def parse_arguments(
-    classes: Sequence[type], words: Sequence[str], **others: Any
-) -> tuple[Any, ...]:
-    """Read dataclasses that no argument chooses; `others` are as in `parse_sections`."""
-    named = {cls.__name__: cls for cls in classes}
-    return tuple(parse_sections(lambda _: named, words, **others).values())
 
 
 def field_names(classes: Iterable[type]) -> set[str]:
@@ -476,20 +454,18 @@ def _make(cls: type[_T], values: Mapping[str, Any]) -> _T:
 
 def _check_written(groups: Iterable[Any]) -> None:
     """Refuse to write to a file that another argument names."""
-    named = []
-    targets = []
+    users: dict[str, tuple[str, bool]] = {}
     for group in groups:
         for name, rule in rules(type(group)).items():
             value = getattr(group, name)
-            texts = value if isinstance(value, list) else [value]
-            named += [(name, text) for text in texts if isinstance(text, str)]
-            if rule.writes and value:
-                targets.append((name, value))
-    for flag, target in targets:
-        for name, text in named:
-            file = text.removeprefix("run:")  # of --retriever
-            if name != flag and os.path.realpath(file) == os.path.realpath(target):
-                raise ConfigError(f"--{flag} {target} is the file of --{name}: name another")
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    file = os.path.realpath(text.removeprefix("run:"))  # of --retriever
+                    other, is_written = users.setdefault(file, (name, rule.writes))
+                    if other != name and (is_written or rule.writes):
+                        raise ConfigError(
+                            f"--{name} and --{other} are one file, {text}: name another"
+                        )
 
 
 CHOOSING = ("method", "reranker", "retriever")  # they choose which other arguments there are
@@ -626,7 +602,6 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], **others: Any) -> _T:
         may_be_empty = f.default in ("", ()) or f.metadata.get("may_be_empty", False)
         if value in ("", []) and not may_be_empty and hints[name] not in (Any, object):
             raise ConfigError(f"{name} is {show(value)}: it must not be empty")
-        check_parts(name, value, hints[name])
         typed[name] = typed_value(name, value, hints[name])
     return cls(**others, **typed)
 
@@ -643,22 +618,3 @@ def typed_value(name: str, value: Any, kind: Any, *, is_exact: bool = False) -> 
 def _as_kind(kind: type, value: Any) -> Any:
     """Convert to a class that msgspec does not know, such as `Path`."""
     return value if isinstance(value, kind) else kind(value)
-
-
-def check_parts(name: str, value: Any, kind: Any) -> None:
-    """Refuse unknown keys of dataclasses within a value, which msgspec ignores."""
-    if not isinstance(value, dict | list):
-        return
-    kinds = typing.get_args(kind)
-    classes = [cls for cls in (kind, *kinds) if dataclasses.is_dataclass(cls)]
-    items: Iterable[tuple[Any, Any]] = (
-        value.items() if isinstance(value, dict) else enumerate(value)
-    )
-    if isinstance(value, dict) and classes:
-        hints = typing.get_type_hints(classes[0])
-        for key, item in items:
-            choose(f"key of {name}", str(key), hints)
-            check_parts(f"{name}.{key}", item, hints[key])
-    elif kinds:
-        for key, item in items:
-            check_parts(f"{name}.{key}", item, kinds[0] if kinds[-1] is ... else kinds[-1])

@@ -11,7 +11,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import Arguments, arg, field_names, parse_arguments, parse_sections
+from pgra.config import Arguments, arg, field_names, parse_sections
 from pgra.context import ALONE, Context, join_context
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError, check_alone
@@ -113,7 +113,9 @@ def parse(
     `others` are as in `parse_sections`.
     """
     prog = prog or f"pgra {command.__module__.rpartition('.')[2]}"
-    return parse_arguments(classes, words, prog=prog, **about(command), **others)
+    named = {cls.__name__: cls for cls in classes}
+    sections = parse_sections(lambda _: named, words, prog=prog, **about(command), **others)
+    return tuple(sections.values())
 
 
 def parse_run(

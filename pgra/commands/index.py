@@ -22,24 +22,18 @@ class BuildArguments(WorkArguments):
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `pgra index`, with or without its word, build."""
-    return build(words[1:] if words[:1] == ["build"] else words)
-
-
-def build(words: Sequence[str]) -> int:
     r"""Build the first stage's index of a corpus, or resume one that stopped.
 
     Example:
-      pgra index build --corpus sentences.txt --encoder bundled:minilm-l6
-      accelerate launch --num_processes 8 -m pgra index build --corpus sentences.txt \
+      pgra index --corpus sentences.txt --encoder bundled:minilm-l6
+      accelerate launch --num_processes 8 -m pgra index --corpus sentences.txt \
           --index_factory IVF4096,Flat
-      pgra index build --corpus sentences.txt --shard 0/8 --artifacts_dir /shared/artifacts
+      pgra index --corpus sentences.txt --shard 0/8 --artifacts_dir /shared/artifacts
     """
     runtime, corpus_args, args, work = parse(
-        build,
+        main,
         [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
         words,
-        "pgra index build",
         unused=("method", "num_neighbors", "neighbor_encoder", "index_dir"),
     )
     context = work.join(runtime.device, Path(runtime.artifacts_dir))
@@ -61,7 +55,7 @@ def build(words: Sequence[str]) -> int:
         raise ConfigError(f"retriever '{args.retriever}' has no index: there is nothing to build")
     if context.is_main:
         for built in indexes:
-            say(f"index: {built.folder}\n  reused {built.num_reused}")
+            say(f"index: {built.folder}\n  reused {built.reused}")
             for name, value in sorted(built.manifest.counts.items()):
                 if name != "recipe":
                     say(f"  {name} {value}")

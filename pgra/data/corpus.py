@@ -95,9 +95,9 @@ class CorpusArguments(Arguments):
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
-        for name in ("passage_words", "passage_seed"):  # it cuts lines, or draws one of two equals
-            if self.corpus_id is not None and getattr(self, name) is not None:
-                raise ConfigError(f"corpus_id and {name} cannot be combined: leave one out")
+        # One cuts lines, the other draws one of two equals.
+        if self.corpus_id is not None and (self.passage_words, self.passage_seed) != (None, None):
+            raise ConfigError("corpus_id excludes passage_words and passage_seed: leave them out")
 
     @property
     def sources(self) -> list[str]:

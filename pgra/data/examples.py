@@ -217,14 +217,12 @@ def find_classes(
 def _find_split_file(folder: Path, split: str, task: AnyTask) -> Path | None:
     """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file."""
     stem = (task.local.splits or _ANY_SPLITS).get(split)
-    names = [f"{stem}.{kind}" for kind in task.file_kinds]
-    paths: list[Path] = []
-    for name in (*names, *(f"{name}.gz" for name in names)):
-        paths += [path for path in (folder / name, folder / task.name / name) if path.is_file()]
+    files = [*folder.glob(f"{stem}.*"), *folder.glob(f"{task.name}/{stem}.*")]
+    paths = [path for path in sorted(files) if file_kind(path) in task.file_kinds]
     if len(paths) > 1 or (not paths and split != "validation"):
         present = ", ".join(map(str, paths)) or "none"
         raise DataError(
-            f"{folder} holds {present}, not one {names[0]} or the like: give --{split}_file"
+            f"{folder} holds {present}, not one {stem}.jsonl or the like: give --{split}_file"
         )
     return paths[0] if paths else None
 

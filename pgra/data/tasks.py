@@ -8,14 +8,15 @@ import string
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar, Literal, NoReturn, Self
 
+import msgspec
 import yaml
 
 from pgra.config import (
-    check_parts,
     choose,
     find_class,
     find_yaml,
@@ -52,8 +53,7 @@ TEXT_METRICS = {
 LABEL = "label"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubSource:
+class HubSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task's data set on the hub.
 
     Attributes:
@@ -67,13 +67,14 @@ class HubSource:
     id: str
     config: str | None = None
     revision: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = {}
     labels: tuple[str, ...] | None = None
-    splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
+    splits: Mapping[str, str] = msgspec.field(
+        default_factory=lambda: {"train": "train", "test": "test"}
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSource:
+class LocalSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a task's files are laid out in a local folder.
 
     Attributes:
@@ -82,7 +83,7 @@ class LocalSource:
     """
 
     splits: Mapping[str, str] | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class TaskBase(ABC):
     name: str
     inputs: tuple[str, ...]
     hub: HubSource | None = None
-    local: LocalSource = LocalSource()
+    local: LocalSource = field(default=LocalSource())
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @abstractmethod
@@ -188,8 +189,7 @@ class TaskBase(ABC):
         hints = typing.get_type_hints(type(self))
         for f in fields(self):
             value = getattr(self, f.name)
-            if value != f.default and not is_dataclass(value):  # else a default, or checked itself
-                check_parts(f.name, value, hints[f.name])
+            if value != f.default:
                 object.__setattr__(self, f.name, typed_value(f.name, value, hints[f.name]))
 
     @classmethod
@@ -210,7 +210,7 @@ class TaskBase(ABC):
 
     def to_yaml(self) -> str:
         """Return the YAML that `load` and `--task` take, in a file of the task's name."""
-        values = asdict(self)
+        values = msgspec.to_builtins(self)
         del values["name"]
         for f in fields(self):
             if getattr(self, f.name) == f.default:
@@ -379,30 +379,26 @@ class GenerationTask(TaskBase):
         """Measure what was written; spaces around a text do not count."""
         texts = [text.strip() for text in predictions]
         references = [example for example in examples if isinstance(example, AnsweredExample)]
-        by_text: dict[str, list[float]] = {}
-        counts: dict[str, list[list[int]]] = {}
-        functions = self._functions()
-        for name, metric in functions.items():
-            if isinstance(metric, SumMetric):
-                counts[name] = metric.counts(texts, references)
-            else:
-                pairs = zip(texts, references, strict=True)
-                by_text[name] = [float(metric(text, reference)) for text, reference in pairs]
-        subsets = {"": list(range(len(texts)))}
+        subsets: dict[str, Sequence[int]] = {"": range(len(texts))}
         for subset, is_overlap in SUBSETS.items():
             tables = [reference.table for reference in references]
             rows = [i for i, table in enumerate(tables) if table and table.is_overlap is is_overlap]
             if rows:
                 subsets[f"{subset}/"] = rows
-        values = {}
-        for subset, rows in subsets.items():
-            for name, metric in functions.items():
-                if isinstance(metric, SumMetric):
+        values: dict[str, float] = {}
+        by_text: dict[str, list[float]] = {}
+        counts: dict[str, list[list[int]]] = {}
+        for name, metric in self._functions().items():
+            if isinstance(metric, SumMetric):
+                counts[name] = metric.counts(texts, references)
+                for subset, rows in subsets.items():
                     columns = zip(*(counts[name][row] for row in rows), strict=True)
-                    value = metric.of_sum(list(map(sum, columns)))
-                else:
-                    value = sum(by_text[name][row] for row in rows) / len(rows)
-                values[subset + name] = value
+                    values[subset + name] = metric.of_sum(list(map(sum, columns)))
+            else:
+                pairs = zip(texts, references, strict=True)
+                by_text[name] = [float(metric(*pair)) for pair in pairs]
+                for subset, rows in subsets.items():
+                    values[subset + name] = fmean(by_text[name][row] for row in rows)
         return Measures(values, by_text, counts)
 
     def _functions(self) -> dict[str, TextMetric]:

@@ -3,6 +3,7 @@
 import re
 import string
 import unicodedata
+from functools import cache
 from itertools import pairwise
 
 import regex
@@ -43,20 +44,13 @@ def copy_key(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", narrow).split())
 
 
-class _Marks(dict[int, str]):
-    """What `str.translate` makes of each character: a word's own, a word by itself, or a space."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        kind = unicodedata.category(char)
-        if kind[0] in "LMN":
-            self[code] = char
-        else:
-            self[code] = f" {char} " if kind in ("Sc", "Sm", "So") or char in "#%" else " "
-        return self[code]
-
-
-_MARKS = _Marks()
+@cache
+def _mark(char: str) -> str:
+    """Return what counts of a character: a word's own, a word by itself, or a space."""
+    kind = unicodedata.category(char)
+    if kind[0] in "LMN":
+        return char
+    return f" {char} " if kind in ("Sc", "Sm", "So") or char in "#%" else " "
 
 
 def text_key(text: str) -> str:
@@ -69,7 +63,7 @@ def text_key(text: str) -> str:
     for pattern, sign in _SIGNS:
         words = pattern.sub(sign, words)
     # Of a text without words its marks must count, or "?!" would be the same as "...".
-    return " ".join(words.translate(_MARKS).split()) or folded
+    return " ".join("".join(map(_mark, words)).split()) or folded
 
 
 def split_words(text: str, *, singles: bool = False) -> list[str]:

@@ -7,10 +7,10 @@ from itertools import chain
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pgra.arrays import Counts
 from pgra.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class GroupCost:
         return -(-length // self.multiple) * self.multiple
 
 
-def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt.NDArray[np.int64]]:
+def group_by_length(lengths: Counts, cost: GroupCost) -> list[Counts]:
     """Return groups of indices with the least cost of padding and calls, each sorted by length.
 
     Lengths are (n,) int64, at least 1; ties go by index.
@@ -164,7 +164,7 @@ def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt
         costs = cheapest[:j] + tokens + calls * cost.overhead
         chosen[j] = costs.argmin()
         cheapest[j] = costs[chosen[j]]
-    groups: list[npt.NDArray[np.int64]] = []
+    groups: list[Counts] = []
     j = len(distinct)
     while j:
         rows = order[upto[chosen[j]] : upto[j]]

@@ -21,7 +21,7 @@ from pgra.artifacts import DatabaseKind, digest, open_database
 from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class CachedLM(LanguageModel):
         self._context = context
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         return self.inner.fingerprint
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -178,14 +178,14 @@ class CachedLM(LanguageModel):
     def _find_or_ask(
         self,
         prompts: Sequence[str],
-        questions: Sequence[Mapping[str, Json]],
+        questions: Sequence[Fields],
         ask: Callable[[Sequence[str], Advance], list[list[Completion]]],
         advance: Advance,
     ) -> list[list[Completion]]:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
         lm = dict(self.fingerprint)
 
-        def make_key(prompt: str, question: Mapping[str, Json]) -> str:
+        def make_key(prompt: str, question: Fields) -> str:
             return digest({"base_url": "local:", "body": {"lm": lm, "prompt": prompt, **question}})
 
         def ask_new(_: Mapping[str, Completion], rows: list[int]) -> dict[str, Completion]:

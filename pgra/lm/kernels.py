@@ -302,14 +302,12 @@ def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> Iterator[Non
     """
     is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     is_useful = is_there and num_tokens >= MANY_TOKENS and not torch.is_autocast_enabled("cpu")
-    layers: list[Any] = []
+    packed: list[Any] = []
     if is_useful:
-        layers = [layer for layer in module.modules() if _is_plain(layer)]
-    if sum(layer.weight.nbytes for layer in layers) > _SHARE * machine_memory():
-        layers = []
-    kinds = {(layer.weight.shape, layer.bias is None): layer for layer in layers}
-    trusted = {kind for kind, layer in kinds.items() if _is_packed_same(layer)}
-    packed = [layer for layer in layers if (layer.weight.shape, layer.bias is None) in trusted]
+        packed = [layer for layer in module.modules() if _is_plain(layer)]
+    is_large = sum(layer.weight.nbytes for layer in packed) > _SHARE * machine_memory()
+    if is_large or not all(map(_is_packed_same, packed[:1])):
+        packed = []
     for layer in packed:
         layer.forward = _pack(layer)
     try:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -26,7 +26,7 @@ from pgra.data.read import hub_errors, hub_reason, read_json
 from pgra.errors import ConfigError, ModelError, PgraError, cut, device_fault, reading
 from pgra.lm.names import is_model
 from pgra.progress import quiet_transformers
-from pgra.types import Json
+from pgra.types import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -201,13 +201,12 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
         path = Path(source.path) / name
         return path if path.is_file() else None
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     try:
         return Path(hf_hub_download(source.path, name, **source.kwargs))
     except hub_errors() as error:
-        is_sure = isinstance(error, EntryNotFoundError)
-        if not is_sure or isinstance(error, LocalEntryNotFoundError):
+        if not isinstance(error, RemoteEntryNotFoundError):
             logger.warning("cannot see if '%s' has %s (%s)", source.name, name, hub_reason(error))
         return None
 
@@ -431,16 +430,8 @@ def choose_device(name: str) -> torch.device:
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
-    return ready_device(device)
-
-
-def ready_device(device: torch.device) -> torch.device:
-    """Set what models need on this device, for the whole process; return the device.
-
-    On a GPU this disables cuDNN's attention kernel, which torch prefers for half precision on H100
-    and H200: it gives a mask no gradient, and a T5 learns its position bias through the mask.
-    """
-    if device.type == "cuda":
+        # torch prefers it for half precision on H100 and H200: it gives a mask no gradient, and a
+        # T5 learns its position bias through the mask.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
@@ -470,7 +461,7 @@ def batch_budget(tokens: int, device: torch.device) -> int:
     return tokens * (_GPU_TIMES if device.type == "cuda" else 1)
 
 
-def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
+def model_fields(source: ModelSource, dtype: torch.dtype) -> Fields:
     return {"model": source.identity, "dtype": dtype_name(dtype)}
 
 

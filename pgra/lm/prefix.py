@@ -28,7 +28,7 @@ from pgra.lm.state_lm import BeginStates, StateLM
 from pgra.lm.transformers_lm import TransformersLM
 from pgra.progress import Bar
 from pgra.prompts import FewShotPrompt
-from pgra.types import Example, Json
+from pgra.types import Example, Fields
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ class PromptedEncoder:
         self.lm.release()
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """All that a state depends on, besides the text."""
         fields = {**self.lm.fingerprint, **self.prompt.fingerprint, "max_prompt_tokens": self.limit}
         return {**fields, "lm_layers": self.layers} if self.layers else fields

@@ -3,7 +3,7 @@
 import copy
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,7 @@ from pgra.lm.base import LMArguments
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import tolerance
 from pgra.lm.state_lm import StateLM
-from pgra.types import Json
+from pgra.types import Fields
 
 NO_LIMIT = 1 << 20
 
@@ -208,7 +208,7 @@ class TransformersLM(StateLM):
         return layer if torch.allclose(logits, truth.float(), rtol=0, atol=slack) else None
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """All that states and answers depend on, besides the prompt."""
         fields = dict(load.model_fields(self.source, self.dtype))
         return fields if self.layer is None else {**fields, "lm_layer": self.layer}

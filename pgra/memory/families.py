@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pgra.config import find_yaml, from_yaml
 from pgra.data.read import Record, read_table
 from pgra.data.text import copy_key, strip_marks
@@ -150,8 +152,7 @@ def fill_slots(form: str, **values: str) -> str:
     return re.sub(rf"\{{({'|'.join(values)})\}}", lambda slot: values[slot.group(1)], form)
 
 
-@dataclass(frozen=True)
-class PromptExample:
+class PromptExample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question, its answer (one sentence, with the understanding), its clarification or ""."""
 
     question: str

@@ -1,7 +1,6 @@
 """Arguments of rerankers, and what their defaults depend on. Light: no torch."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.exemplars import DRAWN_EXEMPLARS
 from pgra.lm.base import StateArguments
-from pgra.types import Example, Json
+from pgra.types import Example, Fields
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +83,6 @@ class RerankArguments(DrawnArguments):
         "Weight of the first stage's scores beside the second's, z-scores of a query; default: 1 "
         "where auto takes head, and for likelihood after dense.",
         least=0,
-        below=math.inf,
     )
 
     def chosen(self, data: "FitData") -> "RerankArguments":
@@ -105,7 +103,7 @@ class RerankArguments(DrawnArguments):
 class PairArguments(Arguments):
     """Own arguments of a reranker of pairs, which `pgra.Reranker(by=...)` opens too.
 
-    `FIELDS` maps that constructor's `lm`, `template` and `max_prompt_tokens` to a field here.
+    `FIELDS` maps that constructor's `lm` and `template` to a field here.
     """
 
     GROUP = "Reranker"
@@ -114,17 +112,14 @@ class PairArguments(Arguments):
 
 @dataclass(kw_only=True)
 class CrossEncoderArguments(PairArguments):
-    """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
+    """Which cross-encoder; the LM's dtype, batches, shards and --max_prompt_tokens are its too."""
 
-    FIELDS: ClassVar = {"lm": "cross_encoder", "max_prompt_tokens": "cross_encoder_tokens"}
+    FIELDS: ClassVar = {"lm": "cross_encoder"}
 
     cross_encoder: str = arg(
         "cross-encoder/ms-marco-MiniLM-L6-v2",
         "Classifier that reads pairs of query and passage: hub id, folder or bundled:NAME.",
         is_common=True,
-    )
-    cross_encoder_tokens: int | None = arg(
-        None, "Longest pair; default: the cross-encoder's window.", least=8
     )
 
 
@@ -151,11 +146,7 @@ class LikelihoodArguments(PairArguments):
 class CausalRerankerArguments(PairArguments):
     """Which causal LM answers whether a passage is relevant, and how it is asked."""
 
-    FIELDS: ClassVar = {
-        "lm": "causal_reranker",
-        "template": "causal_template",
-        "max_prompt_tokens": "causal_tokens",
-    }
+    FIELDS: ClassVar = {"lm": "causal_reranker", "template": "causal_template"}
 
     causal_reranker: str = arg(
         "Qwen/Qwen3-Reranker-0.6B",
@@ -167,9 +158,6 @@ class CausalRerankerArguments(PairArguments):
     )
     causal_words: list[str] | None = arg(
         None, "The words that it answers for and against (or for alone); default: yes no."
-    )
-    causal_tokens: int | None = arg(
-        None, "Longest text of query and passage; default: the LM's window.", least=8
     )
 
     def check(self) -> None:
@@ -194,7 +182,7 @@ class FitData:
 
     queries: Sequence[Example] = ()
     words: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: Mapping[str, Json] | None = None
+    fingerprint: Fields | None = None
     folder: Path | None = None
 
 

@@ -8,7 +8,7 @@ the same bytes as an unbroken one.
 In memory are keys, 24 bytes a state; states are mapped a shard at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,7 +43,7 @@ from pgra.errors import DamageError, ModelError, reading
 from pgra.lm.load import ModelSource
 from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
-from pgra.types import Example, Json
+from pgra.types import Example, Fields
 
 T = TypeVar("T")
 Advance = Callable[[int], object]
@@ -120,9 +120,7 @@ class Bank:
     state depends on, besides the key.
     """
 
-    def __init__(
-        self, folder: Path, fingerprint: Mapping[str, Json], *, inputs: Inputs = NO_INPUTS
-    ) -> None:
+    def __init__(self, folder: Path, fingerprint: Fields, *, inputs: Inputs = NO_INPUTS) -> None:
         """Open a bank, or begin an empty one.
 
         `inputs` are the files of the model; no shard is kept once they changed.
@@ -327,9 +325,7 @@ def bank_name(model: str) -> str:
     return model.removeprefix("bundled:").rstrip("/").split("/")[-1]
 
 
-def bank_folder(
-    source: ModelSource, context: Context, fields: Mapping[str, Json], suffix: str
-) -> Path:
+def bank_folder(source: ModelSource, context: Context, fields: Fields, suffix: str) -> Path:
     """Return the folder of a model's bank among a run's artifacts."""
     return artifact_dir(context.artifacts / "banks", bank_name(source.name) + suffix, fields)
 

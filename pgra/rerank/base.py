@@ -18,7 +18,7 @@ from pgra.config import Arguments
 from pgra.context import ALONE, Context
 from pgra.rerank.arguments import FitData
 from pgra.rerank.arguments import RerankArguments as RerankArguments
-from pgra.types import MISSING_ROW, Candidates, Example, Json
+from pgra.types import MISSING_ROW, Candidates, Example, Fields
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -98,7 +98,7 @@ class BaseReranker(ABC):
 
     @property
     @abstractmethod
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """All that the order depends on, besides queries and candidates."""
 
     @abstractmethod
@@ -155,7 +155,7 @@ class FirstStageOrder(BaseReranker):
     reads_prompt = False
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         return {"reranker": "none"}
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:  # noqa: ARG002
@@ -170,11 +170,11 @@ class ScoringReranker(BaseReranker):
     """
 
     counter: Any
-    made_from: Mapping[str, Json]
+    made_from: Fields
     topic_weight = 0.0
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         if not self.topic_weight:
             return self.made_from
         return {**self.made_from, "topic_weight": self.topic_weight}

@@ -16,7 +16,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.rerank.arguments import CausalRerankerArguments
 from pgra.rerank.base import ScorerRequest
 from pgra.rerank.pairs import PairReranker
-from pgra.types import Json
+from pgra.types import Fields
 
 _QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -56,7 +56,7 @@ class CausalReranker(PairReranker):
         options = request.options
         assert isinstance(options, CausalRerankerArguments)
         self.template, words = _template(options)
-        super().__init__(request, max_tokens=options.causal_tokens)
+        super().__init__(request)
         ids = [self.call_tokenizer([word])[0]["input_ids"] for word in words]
         if any(len(tokens) != 1 for tokens in ids):
             raise ModelError(
@@ -64,7 +64,7 @@ class CausalReranker(PairReranker):
             )
         self.answers = [tokens[0] for tokens in ids]
 
-    def fields(self) -> Mapping[str, Json]:
+    def fields(self) -> Fields:
         return {**super().fields(), "reranker": "causal"}
 
     def text(self, query: str, passage: str) -> str:

@@ -15,9 +15,8 @@ from torch import Tensor
 from pgra.errors import ModelError, reading
 from pgra.lm import load
 from pgra.rerank.arguments import CrossEncoderArguments
-from pgra.rerank.base import ScorerRequest
 from pgra.rerank.pairs import PairReranker, Tokens
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +31,7 @@ class CrossEncoderReranker(PairReranker):
     options_class = CrossEncoderArguments
     model_class = "AutoModelForSequenceClassification"
 
-    def __init__(self, request: ScorerRequest) -> None:
-        assert isinstance(request.options, CrossEncoderArguments)
-        super().__init__(request, max_tokens=request.options.cross_encoder_tokens)
-
-    def fields(self) -> Mapping[str, Json]:
+    def fields(self) -> Fields:
         fields: dict[str, Json] = {"class": self._class, "reranker": "cross-encoder"}
         if self._prompt:
             fields["prompt"] = self._prompt

@@ -49,31 +49,26 @@ class ExhaustiveSearch(Retriever):
         self.prepare(examples)
         return self.retrieve_examples(examples, k)
 
-    def retrieve_examples(
-        self, examples: Sequence[Example], k: int, *, spare: int = _SPARE
-    ) -> Candidates:
+    def retrieve_examples(self, examples: Sequence[Example], k: int) -> Candidates:
         """Return each query's best, (B, k), by the reranker's scores, ties by row.
 
         The nearest and a few more are scored; where rounding might drop a tie, it goes deeper.
         """
-        fetched = min(k + spare, self.num_rows)
         keys = query_keys(examples)
         similarity = self.reranker.fitting.similarity
         queries = similarity.of_queries(self.reranker.query_bank.states(keys), keys)
         device = str(self.reranker.encoder.lm.device)
         size = max(1, _BLOCK_BYTES // (4 * self.reranker.bank.width))
-        blocks = self.reranker.bank.blocks(rows=size)
-        among = ((rows, similarity.of_passages(states)) for rows, states in blocks)
-        hits = scan(queries, among, fetched, device=device)
-        scores = self.reranker.score_rows(examples, hits.rows)
-        best = Candidates.best(hits.rows, scores, fetched)
-        top = best.top(k)
-        if fetched < self.num_rows:
+        spare = _SPARE
+        while True:
+            depth = min(k + spare, self.num_rows)
+            blocks = self.reranker.bank.blocks(rows=size)
+            among = ((rows, similarity.of_passages(states)) for rows, states in blocks)
+            hits = scan(queries, among, depth, device=device)
+            scores = self.reranker.score_rows(examples, hits.rows)
+            best = Candidates.best(hits.rows, scores, depth)
             slack = _ROUNDING * np.abs(best.scores).max(axis=1)
-            unsure = np.flatnonzero(best.scores[:, k - 1] - best.scores[:, -1] <= slack)
-            if len(unsure):
-                left = [examples[i] for i in unsure.tolist()]
-                deeper = self.retrieve_examples(left, k, spare=4 * spare)
-                top.rows[unsure] = deeper.rows
-                top.scores[unsure] = deeper.scores
-        return top
+            is_sure = best.scores[:, k - 1] - best.scores[:, -1] > slack
+            if depth == self.num_rows or is_sure.all():
+                return best.top(k)
+            spare *= 4

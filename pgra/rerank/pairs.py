@@ -12,12 +12,11 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import Tensor
 
-from pgra.arrays import Rows, Scores
+from pgra.arrays import Indices, Rows, Scores
 from pgra.artifacts import canonical_json
 from pgra.config import Arguments
 from pgra.errors import ConfigError, ModelError
@@ -28,7 +27,7 @@ from pgra.progress import Bar
 from pgra.rerank.arguments import RerankArguments
 from pgra.rerank.bank import Advance, Bank, bank_folder
 from pgra.rerank.base import RerankRequest, ScorerRequest, ScoringReranker
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import MISSING_ROW, Example, Fields
 
 Tokens = Mapping[str, list[int]]  # of one pair, by the names that its model calls them
 
@@ -46,7 +45,7 @@ class Pairs:
     rows: Rows
     texts: Callable[[Rows], list[str]]
 
-    def find(self, keys: Rows) -> npt.NDArray[np.intp]:
+    def find(self, keys: Rows) -> Indices:
         """Return the indices of keys, (n,)."""
         return np.searchsorted(self.keys, keys)
 
@@ -74,9 +73,7 @@ class PairBankReranker(ScoringReranker):
     inputs = ("text",)
     bank: Bank
 
-    def __init__(
-        self, request: ScorerRequest, source: load.ModelSource, fields: Mapping[str, Json]
-    ) -> None:
+    def __init__(self, request: ScorerRequest, source: load.ModelSource, fields: Fields) -> None:
         """Open the bank, if there is a corpus.
 
         `fields` are what scores depend on, besides corpus, query and passage.
@@ -173,10 +170,8 @@ class PairReranker(PairBankReranker):
     add_special_tokens = True
     reads_prompt = False
 
-    def __init__(self, request: ScorerRequest, *, max_tokens: int | None = None) -> None:
+    def __init__(self, request: ScorerRequest) -> None:
         """Open a model, without its weights, and the bank of its scores.
-
-        `max_tokens` is the most tokens of a pair, the window by default.
 
         Raises:
             ModelError: If there is no such model, or it cannot be used.
@@ -190,9 +185,7 @@ class PairReranker(PairBankReranker):
         self.config = load.load_config(self.source)
         self.tokenizer = load.load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, load.num_positions(self.config)))
-        self.max_tokens = max_tokens or window
-        if self.max_tokens > window:
-            raise ConfigError(f"{max_tokens} tokens a pair, and '{name}' reads at most {window}")
+        self.max_tokens = min(args.max_prompt_tokens or window, window)
         advice = f"{self.device}: let '{name}' read fewer tokens of a pair, or use a smaller model"
         self._back_off = BackOff(load.batch_budget(args.lm_batch_tokens, self.device), advice)
         self._filler = self._choose_filler()
@@ -214,7 +207,7 @@ class PairReranker(PairBankReranker):
         arguments = cls.options_class
         return [getattr(options or arguments(), arguments.FIELDS["lm"])]
 
-    def fields(self) -> Mapping[str, Json]:
+    def fields(self) -> Fields:
         """Return what else scores depend on: class, options, and how a pair is written."""
         cls = type(self)
         options = self.options.deciding() if self.options else {}

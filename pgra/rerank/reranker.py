@@ -190,18 +190,16 @@ class Reranker(PromptedModel):
             choose("by", by, ("states", *PAIR_RERANKERS))
             cls: Any = find_reranker(by)
             fields = cls.options_class.FIELDS
-            unused: dict[str, object] = {
-                "task": task,
-                "examples": as_list("examples", examples),
-                "num_exemplars": num_exemplars,
-                "seed": seed,
-                "similarity": similarity != AUTO,
-                "lm_layer": lm_layer != "last",
-                "chat_template": chat_template != "off",
-                "template": template and "template" not in fields,
-            }
-            if names := [name for name, value in unused.items() if value]:
-                raise ConfigError(f"by='{by}' does not use {', '.join(names)}: leave it out")
+            shown = (task, as_list("examples", examples), num_exemplars, seed)
+            if (
+                shown != (None, [], None, 0)
+                or (similarity, lm_layer, chat_template) != (AUTO, "last", "off")
+                or (template and "template" not in fields)
+            ):
+                raise ConfigError(
+                    f"by='{by}' uses no task, examples, num_exemplars, seed, similarity, lm_layer "
+                    "and chat_template, and a cross-encoder no template: leave them out"
+                )
             args = RerankArguments(
                 reranker=by,
                 lm=lm,
@@ -210,7 +208,7 @@ class Reranker(PromptedModel):
                 max_prompt_tokens=max_prompt_tokens,
                 topic_weight=topic_weight,
             )
-            values = {"lm": lm, "template": template, "max_prompt_tokens": max_prompt_tokens}
+            values = {"lm": lm, "template": template}
             context = Context(device=device)
             options = cls.options_class(
                 **{field: values[n] for n, field in fields.items() if values[n] is not None}

@@ -32,11 +32,6 @@ class RetrieverArguments(PassageEncoderArguments):
     )
     num_candidates: int = arg(150, "Candidates a query (the paper's k).", least=1, is_common=True)
     index_factory: str = arg("Flat", "FAISS factory string, such as Flat (exact) or IVF4096,Flat.")
-    rescore_factor: int = arg(
-        4,
-        "Hits of a lossy index (such as PQ) for each candidate, scored again exactly; 0: none.",
-        least=0,
-    )
     index_dir: str | None = arg(
         None, "A built index to use; default: found or built under artifacts_dir.", decides=False
     )

@@ -4,7 +4,7 @@ Light: neither torch nor FAISS is imported here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -13,14 +13,23 @@ import numpy as np
 import xxhash
 
 from pgra.arrays import Rows
-from pgra.artifacts import Inputs, Manifest, at_home, digest, load_manifest, without_home
+from pgra.artifacts import (
+    Artifact,
+    Inputs,
+    artifact_dir,
+    at_home,
+    digest,
+    load_manifest,
+    read_manifest,
+    without_home,
+)
 from pgra.config import Arguments, find_class
 from pgra.context import Context
 from pgra.data.corpus import Corpus, CorpusArguments, open_corpus
 from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval.arguments import RETRIEVERS as RETRIEVERS
 from pgra.retrieval.arguments import RetrieverArguments as RetrieverArguments
-from pgra.types import Candidates, Example, Json
+from pgra.types import Candidates, Example, Fields, Json
 
 INDEXES = "indexes"  # their folder among the artifacts
 
@@ -44,15 +53,6 @@ class IndexRequest:
     reranker: object = None
 
 
-@dataclass(frozen=True)
-class BuiltIndex:
-    """An index on disk; `num_reused` passages needed no work, all of them if it was finished."""
-
-    folder: Path
-    manifest: Manifest
-    num_reused: int
-
-
 class Retriever(ABC):
     """Finds passages for texts; independent of tasks, prompts and labels.
 
@@ -66,9 +66,9 @@ class Retriever(ABC):
     """
 
     options_class: ClassVar[type[Arguments] | None] = None
-    fingerprint: Mapping[str, Json]
+    fingerprint: Fields
     inputs: Sequence[Inputs] = ()
-    built: Sequence[BuiltIndex] = ()
+    built: Sequence[Artifact] = ()
 
     @classmethod
     @abstractmethod
@@ -131,6 +131,15 @@ def open_retriever(
     return cls.open(request)
 
 
+def index_folder(request: IndexRequest, kind: str, stage: str, fields: Fields) -> Path:
+    """Return the folder of an index that `fields` decide; errors if the named one is another."""
+    args = request.args
+    if args.index_dir is not None:
+        read_manifest(Path(args.index_dir), stage=stage, fingerprint=fields)
+    default = artifact_dir(request.context.artifacts / INDEXES, kind, fields)
+    return Path(args.index_dir or request.output_dir or default)
+
+
 def check_num_candidates(k: int, num_passages: int) -> None:
     """Raise ConfigError if k exceeds the corpus, with both numbers."""
     if k > num_passages:
@@ -149,7 +158,7 @@ class RandomRetriever(Retriever):
     may come from the extra text alone.
     """
 
-    def __init__(self, num_passages: int, fingerprint: Mapping[str, Json]) -> None:
+    def __init__(self, num_passages: int, fingerprint: Fields) -> None:
         self.fingerprint = fingerprint
         self._num_passages = num_passages
 

@@ -2,20 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from pgra.arrays import Rows, Scores
-from pgra.artifacts import (
-    artifact_dir,
-    build_once,
-    digest,
-    is_finished,
-    read_array,
-    read_manifest,
-)
+from pgra.artifacts import build_once, digest, is_finished, read_array
 from pgra.data.text import WORDS, split_words
 from pgra.progress import Bar
 from pgra.retrieval import base
@@ -58,12 +52,8 @@ class BM25Retriever(base.Retriever):
     @classmethod
     def open(cls, request: base.IndexRequest) -> Self:
         """Find or build the index; ArtifactError if one there is foreign or a given one missing."""
-        args = request.args
         fields = {**request.corpus.fingerprint, **_SETTINGS}
-        folder = artifact_dir(request.context.artifacts / base.INDEXES, "bm25", fields)
-        folder = Path(args.index_dir or request.output_dir or folder)
-        if args.index_dir is not None:
-            read_manifest(folder, stage=_STAGE, fingerprint=fields)
+        folder = base.index_folder(request, "bm25", _STAGE, fields)
         if not is_finished(folder):
             base.refuse_strangers(folder, ())
         artifact = build_once(
@@ -75,7 +65,7 @@ class BM25Retriever(base.Retriever):
         )
         opened = cls(_quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True), fields)
         num_reused = len(request.corpus) if artifact.reused else 0
-        opened.built = [base.BuiltIndex(folder, artifact.manifest, num_reused)]
+        opened.built = [replace(artifact, reused=num_reused)]
         return opened
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:

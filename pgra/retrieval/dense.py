@@ -27,17 +27,16 @@ import numpy.typing as npt
 from pgra.arrays import Rows
 from pgra.artifacts import (
     MANIFEST,
-    Manifest,
+    Artifact,
     TemporaryFolder,
-    artifact_dir,
     at_home,
     digest,
     find_damage,
+    find_fault,
     is_finished,
     load_manifest,
     lock_folder,
     read_array,
-    read_manifest,
     read_sealed,
     record_files,
     set_aside,
@@ -58,16 +57,17 @@ from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
 from pgra.retrieval.base import (
     INDEXES,
-    BuiltIndex,
     IndexRequest,
     Recipe,
     Retriever,
     RetrieverArguments,
+    index_folder,
     refuse_strangers,
     write_recipe,
 )
 from pgra.retrieval.faiss import (
     EXACT,
+    RESCORED,
     FaissIndex,
     VectorSource,
     build_faiss,
@@ -111,13 +111,12 @@ class Index(Retriever):
         self.folder = built.folder.absolute()
         self.args = replace(request.args, index_dir=str(self.folder))
         self.fingerprint = {**built.manifest.fingerprint, **self.encoder.query_fingerprint}
-        factor = _rescore_factor(request.args)
-        if factor:
-            self.fingerprint["rescore_factor"] = factor
+        if is_lossy(request.args.index_factory):
+            self.fingerprint["rescore_factor"] = RESCORED
         self.inputs = [self.encoder.inputs]
         self.built = [built]
         self.keeper: TemporaryFolder | None = None
-        self._index = _open_index(built, factor, request.context.device)
+        self._index = _open_index(built, self.args.index_factory, request.context.device)
         if cut := built.manifest.counts["cut"]:
             advice = "--passage_words 100 would split them"
             logger.warning("of %d of %d passages only a part is read: %s", cut, len(self), advice)
@@ -163,12 +162,7 @@ class Index(Retriever):
         if opened.copied is not None:
             args = replace(args, encoder=str(root / "encoder"))
         context = Context(artifacts=root, device=str(opened.device))
-        if is_finished(folder):
-            corpus = open_corpus(passages, None, corpus_field=field)
-            request = IndexRequest(args=args, corpus=corpus, context=context)
-            if _find_whole(folder, _fields(request, opened)):  # refuses another one
-                return cls.load(root, encoder=opened)
-        else:
+        if not is_finished(folder):
             refuse_strangers(root, _PARTS)
             if opened.copied is not None:
                 shutil.copytree(opened.copied.path, args.encoder, dirs_exist_ok=True)
@@ -180,7 +174,7 @@ class Index(Retriever):
 
     @classmethod
     def load(cls, path: str | Path, *, encoder: Any = None, device: str = "auto") -> Self:
-        """Open an index that was built here, or by `pgra index build`; its files are checked.
+        """Open an index that was built here, or by `pgra index`; its files are checked.
 
         Args:
             path: Its folder; or on the hub OWNER/NAME, or OWNER/NAME@REVISION.
@@ -232,11 +226,12 @@ class Index(Retriever):
         if encoder.is_dir():
             folders[Path("encoder")] = encoder
         for name, folder in folders.items():
-            for path in folder.rglob("[!.]*"):
-                if path.is_file():
-                    target = copy.path / name / path.relative_to(folder)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.symlink_to(path.resolve())
+            shutil.copytree(
+                folder.resolve(),
+                copy.path / name,
+                copy_function=os.symlink,
+                ignore=shutil.ignore_patterns(".*"),
+            )
         manifest = asdict(load_manifest(self.folder))
         manifest["counts"]["recipe"] = without_folders(manifest["counts"]["recipe"])
         (copy.path / _PLACE / MANIFEST).unlink()
@@ -292,11 +287,7 @@ class Index(Retriever):
         return len(self.corpus)
 
 
-def _rescore_factor(args: RetrieverArguments) -> int:
-    return args.rescore_factor if is_lossy(args.index_factory) else 0
-
-
-def _open_index(built: BuiltIndex, factor: int, device: str) -> FaissIndex | VectorSource:
+def _open_index(built: Artifact, factory: str, device: str) -> FaissIndex | VectorSource:
     """Open an index for FAISS, or from shards: an exact one on a GPU or beyond the memory."""
     import faiss
 
@@ -309,10 +300,10 @@ def _open_index(built: BuiltIndex, factor: int, device: str) -> FaissIndex | Vec
         return replace(source, device=str(where))
     # An exact one is mapped, so that processes share its pages.
     index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-    return FaissIndex(index, source.read, factor)
+    return FaissIndex(index, factory, source.read)
 
 
-def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
+def find_or_build(request: IndexRequest, encoder: Encoder) -> Artifact:
     """Find a finished index, or build it.
 
     A killed job run again computes only the shards that are missing, foreign or damaged, and its
@@ -330,22 +321,17 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     corpus = request.corpus
     context = request.context
     fields = _fields(request, encoder)
-    if args.index_dir is not None:
-        folder = Path(args.index_dir)
-        manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
-        return BuiltIndex(folder, manifest, len(corpus))
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-    folder = request.output_dir or artifact_dir(context.artifacts / INDEXES, name, fields)
+    folder = index_folder(request, name, STAGE, fields)
     if not is_finished(folder):
         empty_index(args.index_factory, encoder.width, len(corpus))
-    finished = _find_whole(folder, fields)
+    fault = None if args.index_dir else find_fault(folder, STAGE, fields)
     is_sole = context.is_main and not context.worker.is_part
-    with lock_folder(folder, wait=True) if not finished and is_sole else nullcontext():
+    with lock_folder(folder, wait=True) if fault and is_sole else nullcontext():
         context.barrier()  # the main process has the folder: what all see now is the same
-        finished = finished or _find_whole(folder, fields)
-        if finished is None:
+        if fault and find_fault(folder, STAGE, fields):
             return _build(request, encoder, folder, fields)
-        return BuiltIndex(folder, finished, len(corpus))
+        return Artifact(folder, load_manifest(folder), len(corpus))
 
 
 def _fields(request: IndexRequest, encoder: Encoder) -> Fields:
@@ -354,17 +340,7 @@ def _fields(request: IndexRequest, encoder: Encoder) -> Fields:
     return {**made_of, "factory": request.args.index_factory, "metric": "ip"}
 
 
-def _find_whole(folder: Path, fields: Fields) -> Manifest | None:
-    """Return a finished index's manifest; None where it must be built, at least in part."""
-    if not is_finished(folder):
-        return None
-    try:
-        return read_manifest(folder, stage=STAGE, fingerprint=fields)
-    except DamageError:
-        return None
-
-
-def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields) -> BuiltIndex:
+def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields) -> Artifact:
     """Encode what is missing, write the FAISS index, and the manifest last.
 
     Workers share the shards; the main one makes the FAISS index. This job holds the folder's lock,
@@ -402,8 +378,7 @@ def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields
     context.barrier()  # all encoded
     if context.is_main:
         source = vector_source(shards, encoder.width)
-        factor = _rescore_factor(args)
-        counts = build_faiss(source, args.index_factory, folder / _FAISS, rescore_factor=factor)
+        counts = build_faiss(source, args.index_factory, folder / _FAISS)
         paths = chain.from_iterable(map(folder.glob, _FILES))
         files = record_files(folder, sorted(path.name for path in paths))
         counts["shard_rows"] = args.shard_rows
@@ -418,8 +393,7 @@ def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields
             files=files,
         )
     context.barrier()  # finished
-    num_reused = len(corpus) - sum(map(len, missing))
-    return BuiltIndex(folder, load_manifest(folder, stage=STAGE), num_reused)
+    return Artifact(folder, load_manifest(folder), len(corpus) - sum(map(len, missing)))
 
 
 # A corpus' vectors on disk: float16 shards, each with a record, made by all who share the work.

@@ -199,6 +199,7 @@ def numbered(blocks: Iterable[Any]) -> Iterator[Block]:
 
 # The vectors are float16's from the start; an IVF's scalar quantizer rounds differences instead.
 _LOSSLESS = re.compile(r"SQfp16|(IVF\d+(_HNSW\d+)?,)?Flat|(HNSW|NSG)\d+(,Flat)?")
+RESCORED = 4  # hits for each one kept
 _GROUP_BYTES = 1 << 26  # of the vectors that are read at once
 
 
@@ -211,15 +212,15 @@ def is_lossy(factory: str) -> bool:
 
 
 class FaissIndex:
-    """A FAISS index; with a `factor`, its hits are scored again by the vectors on disk.
+    """A FAISS index; the hits of a lossy one are scored again by the vectors on disk.
 
-    `read` returns the vectors (n, D) of n rising rows; `factor` hits are taken for each one kept.
+    `read` returns the vectors (n, D) of n rising rows; `RESCORED` hits are taken for each one kept.
     """
 
-    def __init__(self, index: Any, read: Callable[[Rows], Vectors], factor: int) -> None:
+    def __init__(self, index: Any, factory: str, read: Callable[[Rows], Vectors]) -> None:
         self._index = index
         self._read = read
-        self._factor = factor
+        self._is_lossy = is_lossy(factory)
 
     def search(self, queries: Vectors, k: int) -> Candidates:
         """Return each query's best k, (B, k).
@@ -227,9 +228,9 @@ class FaissIndex:
         Of rows whose scores differ by less than float32's rounding, either may be left out.
         """
         _choose_products(len(queries))
-        depth = min(k * self._factor, self._index.ntotal) if self._factor else k
+        depth = min(k * RESCORED, self._index.ntotal) if self._is_lossy else k
         scores, rows = self._index.search(queries, depth)
-        if self._factor:
+        if self._is_lossy:
             step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * depth))
             for start in range(0, len(queries), step):
                 group = slice(start, start + step)
@@ -309,16 +310,13 @@ _SEED = 0
 _WRITE_BYTES = 1 << 20
 
 
-def build_faiss(
-    source: VectorSource, factory: str, path: Path, *, rescore_factor: int = 0
-) -> dict[str, Json]:
+def build_faiss(source: VectorSource, factory: str, path: Path) -> dict[str, Json]:
     """Write the index of a factory string, searched by inner product; return the manifest's counts.
 
     Args:
         source: What is indexed.
         factory: FAISS factory string.
         path: The file; none is written for an exact index beyond the memory.
-        rescore_factor: Hits for each one kept, scored again exactly; 0: its own scores.
 
     Raises:
         ConfigError: If FAISS does not know the factory, or it has more lists than there are rows.
@@ -338,7 +336,7 @@ def build_faiss(
             index.add(vectors)
             bar.update(len(vectors))
     if not is_exact:
-        counts |= _measure(index, source, rescore_factor)
+        counts |= _measure(index, source, factory)
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
     with write_aside(path) as aside, aside.open("wb") as file:
         writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
@@ -381,10 +379,10 @@ def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     return {"trained_on": len(rows)}
 
 
-def _measure(index: Any, source: VectorSource, rescore_factor: int) -> dict[str, Json]:
+def _measure(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     """Tune the search on some passages; return the recall on others."""
     logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
-    searched = FaissIndex(index, source.read, rescore_factor)
+    searched = FaissIndex(index, factory, source.read)
     vectors = source.read(_draw_rows(source.num_rows, 2 * SAMPLE))
     true = scan(vectors, numbered(source.blocks()), min(DEPTH, source.num_rows)).rows
     setting = tune_search(index, lambda: measure_recall(searched, vectors[::2], true[::2]))

@@ -21,7 +21,7 @@ from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments, arg
 from pgra.data.corpus import Corpus
 from pgra.data.read import Record, check_file, read_lines, read_table
-from pgra.errors import ConfigError, DataError, reading, show
+from pgra.errors import ConfigError, DataError, one_line, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever
 from pgra.types import MISSING_ROW, Candidates, Fields
 
@@ -131,11 +131,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, or a passage is judged twice for a query.
     """
-    text = "".join(read_lines(path))
-    first, _, rest = text.partition("\n")
-    if first.split() == _BEIR_HEADER:  # it has no column of iterations
-        text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
-    return _read(path, "read_trec_qrels", text, 10_000)  # measures have a row a grade
+    return _read(path, "read_trec_qrels", 10_000)  # measures have a row a grade
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
@@ -145,14 +141,17 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
-    text = "".join(read_lines(path))
-    return _read(path, "read_trec_run", text, float(np.finfo(np.float32).max))
+    return _read(path, "read_trec_run", float(np.finfo(np.float32).max))
 
 
-def _read(path: Path, reader: str, text: str, most: float) -> dict[str, dict[str, Any]]:
+def _read(path: Path, reader: str, most: float) -> dict[str, dict[str, Any]]:
     """Return values by query and passage, and refuse what would give a wrong number."""
     import ir_measures
 
+    text = "".join(read_lines(path))
+    first, _, rest = text.partition("\n")
+    if first.split() == _BEIR_HEADER:  # it has no column of iterations
+        text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
     table: dict[str, dict[str, Any]] = {}
     with reading(path):
         lines = list(getattr(ir_measures, reader)(io.StringIO(text)))
@@ -256,11 +255,6 @@ class QueryFileArguments(Arguments):
         is_distinct=True,
     )
 
-    @property
-    def is_run(self) -> bool:
-        """Whether a run is made, rather than hits shown."""
-        return bool(self.trec or self.qrels)
-
     def read(self, texts: Sequence[str]) -> dict[str, str]:
         """Return the queries by id: of the file, or these texts."""
         if self.queries is None:
@@ -341,7 +335,7 @@ class RunRetriever(Retriever):
         for query, text in queries.items():
             by_row = {rows[docno]: score for docno, score in run.get(query, {}).items()}
             by_row.pop(MISSING_ROW, None)
-            if scores.setdefault(_key(text), by_row) != by_row:
+            if scores.setdefault(one_line(text), by_row) != by_row:
                 raise DataError(f"{queries_path}: query '{query}' has another query's text")
         fingerprint = {
             **corpus.fingerprint,
@@ -355,12 +349,8 @@ class RunRetriever(Retriever):
         """Return each query's first k candidates of the run; a DataError if it has none of one."""
         best = Candidates.missing(len(queries), k)
         for line, query in enumerate(queries):
-            scores = self._scores.get(_key(query))
+            scores = self._scores.get(one_line(query))
             if not scores:
                 raise DataError(f"query {show(query)} has no candidate in the run")
             best.fill(line, [*scores], [*scores.values()])
         return best
-
-
-def _key(text: str) -> str:
-    return " ".join(text.split())

@@ -53,10 +53,9 @@ class Stride(Retriever):
 
 @dataclass(kw_only=True)
 class MonoT5Arguments(Arguments):
-    """Which T5, and how much of a pair it reads."""
+    """Which T5; --max_prompt_tokens says how much of a pair it reads."""
 
     monot5: str = arg("castorini/monot5-base-msmarco", "T5 that answers true or false.")
-    monot5_tokens: int = arg(512, "Longest pair of query and passage.", least=8)
 
 
 class MonoT5(PairReranker):
@@ -66,7 +65,7 @@ class MonoT5(PairReranker):
     model_class = "AutoModelForSeq2SeqLM"
 
     def __init__(self, request):
-        super().__init__(request, max_tokens=request.options.monot5_tokens)
+        super().__init__(request)
         words = self.tokenizer(["true", "false"], add_special_tokens=False)["input_ids"]
         self.answers = [ids[0] for ids in words]
 

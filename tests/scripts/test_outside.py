@@ -94,19 +94,24 @@ def test_each_is_a_point_of_a_grid(bench):
         assert metrics["metric"] == "toys:positives"
     arguments = read_json(runs / "true/seed-0/arguments.json")
     assert arguments["retriever_options"] == {"stride": 2}
-    assert arguments["rerank_options"] == {"monot5": str(bench.t5), "monot5_tokens": 512}
+    assert arguments["rerank_options"] == {"monot5": str(bench.t5)}
 
 
-def open_monot5(bench, corpus, tokens=512):
+def open_monot5(bench, corpus, tokens=None):
     from toys import MonoT5Arguments
 
     return open_reranker(
         RerankRequest(
-            args=RerankArguments(reranker="toys:MonoT5", lm_batch_tokens=200, bank_shard_rows=3),
+            args=RerankArguments(
+                reranker="toys:MonoT5",
+                lm_batch_tokens=200,
+                bank_shard_rows=3,
+                max_prompt_tokens=tokens,
+            ),
             prompt=FewShotPrompt(PromptTemplate("{text}")),
             corpus=corpus,
             context=Context(artifacts=bench.artifacts, device="cpu"),
-            options=MonoT5Arguments(monot5=str(bench.t5), monot5_tokens=tokens),
+            options=MonoT5Arguments(monot5=str(bench.t5)),
         )
     )
 

@@ -60,11 +60,9 @@ def commands():
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith(("pgra", "accelerate"))])
 def test_every_flag_of_a_command_is_in_its_help(command, capsys):
     """What accelerate launches is, of several processes, each the command of this name."""
-    started = command.replace("launch -m index_build", "index build").replace(
-        "launch train.py", "train"
-    )
+    started = command.replace("launch -m index_build", "index").replace("launch train.py", "train")
     name, *rest = shlex.split(started, comments=True)[1:]
-    word = rest[: {"ablate": 1, "memory": 2, "index": 1, "task": 1}.get(name, 0)]
+    word = rest[: {"ablate": 1, "memory": 2, "task": 1}.get(name, 0)]
     assert main([name, *word, "--help-all"]) == 0
     shown = capsys.readouterr().out
     flags = {flag.partition("=")[0] for flag in rest if flag.startswith("--")}

@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
 import pgra
-from pgra.commands.index import build
+from pgra.commands.index import main as build_index
 from pgra.data.corpus import CorpusArguments
 from pgra.errors import ArtifactError
 
@@ -66,7 +66,7 @@ def test_a_moved_index_opens(encoder, index, tmp_path):
 def test_what_the_command_line_built_is_opened_and_searched(encoder_dir, index, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
     words = f"--corpus {tmp_path}/corpus.txt --encoder {encoder_dir} --device cpu"
-    assert build([*words.split(), "--output_dir", str(tmp_path / "made")]) == 0
+    assert build_index([*words.split(), "--output_dir", str(tmp_path / "made")]) == 0
     assert pgra.Index.load(tmp_path / "made").search(QUERIES, k=5) == index.search(QUERIES, k=5)
 
 

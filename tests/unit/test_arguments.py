@@ -12,7 +12,7 @@ import pytest
 
 import pgra
 from pgra.commands.common import parse_run
-from pgra.config import Arguments, arg, config_root, parse_arguments, read_yaml, rules
+from pgra.config import Arguments, arg, config_root, parse_sections, read_yaml, rules
 from pgra.errors import ConfigError
 from pgra.rerank.base import RerankArguments
 from pgra.retrieval.faiss import empty_index
@@ -28,8 +28,8 @@ class Fruit:
 
 
 def parse(*words, cls=Fruit):
-    (parsed,) = parse_arguments([cls], words, prog="stall", description="Sell fruit.")
-    return parsed
+    how = {"prog": "stall", "description": "Sell fruit."}
+    return parse_sections(lambda _: {"fruit": cls}, words, **how)["fruit"]
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def some(kind):
 def refused(rule, name, defaults, kind):
     """Return values that break a rule, each with what its message must name beside the value."""
     cases = [("no such name", "")] if rule.choices is not None else []
-    cases += [(rule.least - 1, f"at least {rule.least:g}")] if rule.least is not None else []
-    cases += [(rule.above, "above")] if rule.above is not None else []
+    cases += [(rule.least - 1, f">= {rule.least:g}")] if rule.least is not None else []
+    cases += [(rule.above, ">")] if rule.above is not None else []
     bounded = rule.below is not None and math.isfinite(rule.below)
-    cases += [(rule.below, "below")] if bounded else []
+    cases += [(rule.below, "<")] if bounded else []
     for other, wanted in rule.needs.items():
         values = (*(rule.choices or ()), rule.least, some(kind))
         value = next(value for value in values if value not in (None, defaults[name]))

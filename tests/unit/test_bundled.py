@@ -35,7 +35,7 @@ def test_a_changed_file_of_a_package_is_refused(tmp_path, monkeypatch):
     assert (find() / "a.txt").read_text() == "hello"
     assert "pgra_fake_package" not in sys.modules  # found without importing it
     for change in ({"module": "pgra_no_such_package"}, {"file": "b"}):
-        with pytest.raises(PgraError, match="fake==1.0"):
+        with pytest.raises(PgraError, match="pip install"):
             find(**change)
     with pytest.raises(PgraError, match="fake"):
         find(sha256="0" * 64)

@@ -64,7 +64,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    for words in (["train", "--task", "sst2"], ["predict", "--run", "run"], ["search", "x"]):
+    for words in (["train", "--task", "sst2"], ["index"], ["search", "x"]):
         assert main([*words, "--device", device]) == 2
         assert f"cannot use device '{device}': " in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

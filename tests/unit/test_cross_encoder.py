@@ -12,7 +12,7 @@ from small_reranking import QUERIES, ROWS, of_pairs
 from tiny_models import build_cross_encoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.rerank.cross_encoder import CrossEncoderArguments
 
 PAIRS = [
@@ -25,8 +25,8 @@ PAIRS = [
 
 @pytest.fixture
 def start(corpus, cross_encoder_dir, tmp_path):
-    def start(folder=cross_encoder_dir, tokens=None, **changes):
-        options = CrossEncoderArguments(cross_encoder=str(folder), cross_encoder_tokens=tokens)
+    def start(folder=cross_encoder_dir, **changes):
+        options = CrossEncoderArguments(cross_encoder=str(folder))
         return of_pairs("cross-encoder", options, corpus, tmp_path / "artifacts", **changes)
 
     return start
@@ -115,12 +115,12 @@ def test_of_classes_it_is_the_log_probability_of_the_relevant(start, tmp_path):
             np.testing.assert_allclose(score(start(folder)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_more_tokens_than_the_model_reads_are_refused(start):
+def test_a_pair_has_no_more_tokens_than_the_model_reads(start):
     window = start().max_tokens
-    assert start(tokens=window).max_tokens == window
-    start().tokenize(["word " * 1500], ["word " * 1500])  # in a second: not all pairs of pieces
-    with pytest.raises(ConfigError, match=f"{window}"):
-        start(tokens=window + 1)
+    for most, expected in ((window - 1, window - 1), (window + 1, window)):
+        model = start(max_prompt_tokens=most)
+        (pair,) = model.tokenize(["word " * 1500], ["word " * 1500])  # not all pairs of pieces
+        assert len(pair["input_ids"]) == expected
 
 
 def test_parts_beyond_the_embeddings_are_refused_when_it_is_opened(

@@ -81,6 +81,6 @@ def test_an_index_is_lossy_where_it_keeps_less_than_the_shards():
 def test_recall_agrees_with_brute_force():
     index = faiss.IndexFlatIP(16)
     index.add(VECTORS[:50])  # half of the neighbors, about
-    assert measure_recall(FaissIndex(index, None, 0), QUERIES, ORDER) == round(
+    assert measure_recall(FaissIndex(index, "Flat", None), QUERIES, ORDER) == round(
         (ORDER < 50).mean(), 4
     )

@@ -71,7 +71,7 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, small):
     elif damage == "foreign":
         record.write_text(record.read_text().replace('"made_of": "', '"made_of": "0'))
     again = small.make()
-    assert again.num_reused == (0 if damage == "other sizes" else 30)
+    assert again.reused == (0 if damage == "other sizes" else 30)
     assert product(folder) == whole
     assert not list(folder.glob(".*.partial*"))
 
@@ -82,11 +82,11 @@ def test_another_factory_takes_over_the_vectors(small):
     flip_byte(flat / "vectors-00002.npy")
     lender = product(flat)
     taken = small.make("sq", index_factory="SQfp16")
-    assert taken.num_reused == 30  # all but the damaged one
-    assert small.make("other", pooling="max").num_reused == 0
+    assert taken.reused == 30  # all but the damaged one
+    assert small.make("other", pooling="max").reused == 0
     (taken.folder / "manifest.json").unlink()
     (taken.folder / "vectors-00001.json").unlink()
-    assert small.make("sq", index_factory="SQfp16").num_reused == 40
+    assert small.make("sq", index_factory="SQfp16").reused == 40
     assert product(flat) == lender  # a shard made again leaves its lender as it was
 
 

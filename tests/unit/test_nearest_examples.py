@@ -1,6 +1,7 @@
 """MemPrompt's prefix by KATE: each question's nearest examples, never the question itself."""
 
 from conftest import write_jsonl
+from msgspec.structs import asdict
 
 from pgra.memory.families import FewShot, PromptExample
 from pgra.memory.lookup import LookupArguments
@@ -21,7 +22,7 @@ ASKED = [
 
 
 def chosen(tmp_path, *, count=2, form="slotless", more=(), asked=ASKED):
-    lines = [vars(shown) | {"feedback": shown.feedback or "f"} for shown in [*POOL[2:], *more]]
+    lines = [asdict(shown) | {"feedback": shown.feedback or "f"} for shown in [*POOL[2:], *more]]
     pool = write_jsonl(tmp_path / "pool.jsonl", lines)
     kate = {"prefix": "kate", "prefix_examples": count}
     place = {"artifacts_dir": str(tmp_path), "device": "cpu"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.load import ready_device
+from pgra.lm.load import choose_device
 from pgra.reader.arguments import TrainingArguments, default_learning_rate
 from pgra.reader.train import uses_bf16
 
@@ -68,10 +68,11 @@ def test_a_step_has_the_same_examples_however_many_processes(processes, given, s
             TrainingArguments(total_train_batch_size=5).share_batch(2)
 
 
+@pytest.mark.gpu
 def test_whoever_takes_a_gpu_goes_without_cudnns_attention():
     """It gives a T5's position bias no gradient; on a CPU torch is left as it is."""
     for device in ("cpu", "cuda"):
         torch.backends.cuda.enable_cudnn_sdp(True)
-        ready_device(torch.device(device))
+        choose_device(device)
         assert torch.backends.cuda.cudnn_sdp_enabled() == (device == "cpu")
     torch.backends.cuda.enable_cudnn_sdp(True)
