@@ -391,14 +391,14 @@ class GenerationTask(TaskBase):
         for name, metric in self._functions().items():
             if isinstance(metric, SumMetric):
                 counts[name] = metric.counts(texts, references)
-                for subset, rows in subsets.items():
-                    columns = zip(*(counts[name][row] for row in rows), strict=True)
+                for subset, numbers in subsets.items():
+                    columns = zip(*(counts[name][row] for row in numbers), strict=True)
                     values[subset + name] = metric.of_sum(list(map(sum, columns)))
             else:
                 pairs = zip(texts, references, strict=True)
                 by_text[name] = [float(metric(*pair)) for pair in pairs]
-                for subset, rows in subsets.items():
-                    values[subset + name] = fmean(by_text[name][row] for row in rows)
+                for subset, numbers in subsets.items():
+                    values[subset + name] = fmean(by_text[name][row] for row in numbers)
         return Measures(values, by_text, counts)
 
     def _functions(self) -> dict[str, TextMetric]:

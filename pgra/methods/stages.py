@@ -392,7 +392,7 @@ class Stages(Timed):
         )
         rows = np.asarray(read_array(folder / "rows.npy"))
         scores = np.asarray(read_array(folder / "scores.npy"))
-        return Stored(Candidates(rows, scores), folder, built.reused)
+        return Stored(Candidates(rows, scores), folder, bool(built.reused))
 
 
 def reads_prompt(args: RunArguments) -> bool:
