@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_lines, write_sealed
@@ -464,7 +465,7 @@ class Experiment:
             "family": lm.family.name,
             "family_digest": digest(asdict(lm.family))[:12],
             "prompt": lm.few_shot.name,
-            "prompt_digest": digest(asdict(lm.few_shot))[:12],
+            "prompt_digest": digest(msgspec.to_builtins(lm.few_shot))[:12],
             "lookup": lookup,
             "threshold": self.threshold,
             "max_new_tokens": lm.max_new_tokens,
