@@ -16,6 +16,7 @@ folds. Where answers are written p is that of the likeliest right one.
 """
 
 import copy
+import json
 import logging
 import math
 import time
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from pgra.arrays import Indices, Scores, Values, log_softmax
+from pgra.artifacts import digest
 from pgra.config import choose
 from pgra.context import ALONE, Context
 from pgra.data.examples import ExampleRows, open_rows, read_split
@@ -35,6 +37,8 @@ from pgra.data.tasks import METRICS, TEXT_METRICS, load_any_task
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
+from pgra.lm.base import Completion
+from pgra.lm.cache import AnswersCache
 from pgra.methods.arguments import SOURCES, RunArguments, WorthArguments
 from pgra.methods.base import TaskData, arguments_from, arguments_of, open_method
 from pgra.methods.ralm import Ralm
@@ -307,6 +311,11 @@ class Race:
         self.arms = [Arm(WITHOUT, 0, [()] * count), *arms]
         self.calls = 0
         self.tokens = 0
+        self.kept = AnswersCache(method.context.artifacts / "answers")
+        training = method.args.sections.get("training")
+        fields = method.identity().items()
+        self.reader = {name: value for name, value in fields if not hasattr(training, name)}
+        self.reader["num_evidence"] = None  # each arm has its own
         order = np.random.default_rng(_SEED).permutation(count)
         live = self.arms
         start = 0
@@ -328,12 +337,10 @@ class Race:
         """Ask an arm the queries `rows[start:]`; it was asked the others."""
         queries = [self.queries[row] for row in rows[start:]]
         lines = [arm.lines[row][: arm.d] for row in rows[start:]]
-        inputs = self.method.new_inputs(queries, lines)
-        if hasattr(self.method, "lm"):
-            self.tokens += sum(self.method.lm.count_tokens(inputs))
+        answers = self._answers(queries, lines)
         new: dict[str, Any] = {}
         if self.data.labels:
-            arm.scores.append(self.method.score(inputs))
+            arm.scores.append(np.array(answers, np.float32))
             truth = [self.data.labels.index(str(self.queries[row].label)) for row in rows]
             targets = np.array(truth)
             chances = calibrate(np.concatenate(arm.scores), targets, max(start, _ROUND))
@@ -341,12 +348,48 @@ class Race:
             new["accuracy"] = chances.argmax(axis=1) == targets
             new[BITS] = chances[np.arange(len(chances)), targets] / np.log(2)
         elif self.measure == BITS:
-            new[BITS] = np.array(self.method.score_answers(inputs, queries)) / np.log(2)
+            new[BITS] = np.array(answers) / np.log(2)
         else:
-            new |= self.data.task.measure(self.method.write(inputs), queries).by_text
+            new |= self.data.task.measure(answers, queries).by_text
         choose("measure", self.measure, new)
         for name, values in new.items():
             arm.values[name] = np.append(arm.values.get(name, ()), values)
+
+    def _answers(self, queries: Sequence[Example], lines: Lines) -> list[Any]:
+        """Return the reader's answers, (B,), of which an LM keeps its own."""
+        if not self.method.args.trains:
+            return self._read(queries, lines)
+        keys = []
+        for query, evidence in zip(queries, lines, strict=True):
+            texts = [line.text for line in evidence]
+            right = list(getattr(query, "answers", ())) if self.measure == BITS else []
+            keys.append(digest([self.reader, dict(query.fields), texts, right]))
+
+        def ask(_: Any, rows: list[int]) -> dict[str, Completion]:
+            if not rows:
+                return {}
+            new = self._read([queries[row] for row in rows], [lines[row] for row in rows])
+            pairs = zip(rows, new, strict=True)
+            answers = {keys[row]: Completion(json.dumps(answer)) for row, answer in pairs}
+            self.kept.keep(answers, model=self.method.source.name)
+            return answers
+
+        answered = self.kept.find_or_ask([(key,) for key in keys], ask, int)
+        return [json.loads(answer.text) for (answer,) in answered]
+
+    def _read(self, queries: Sequence[Example], lines: Lines) -> list[Any]:
+        """Return scores of labels, or of the likeliest right answer, or what is written."""
+        inputs = self.method.new_inputs(queries, lines)
+        if hasattr(self.method, "lm"):
+            self.tokens += sum(self.method.lm.count_tokens(inputs))
+        if self.data.labels:
+            answers = self.method.score(inputs)
+        elif self.measure == BITS:
+            answers = self.method.score_answers(inputs, queries)
+        else:
+            answers = self.method.write(inputs)
+        plain: list[Any] = np.asarray(answers).tolist()
+        return plain
 
     @property
     def values(self) -> list[Values]:

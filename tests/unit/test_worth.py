@@ -121,6 +121,26 @@ def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_t5_is_asked_nothing_twice(args, words_read, monkeypatch):
+    read, score = [], Pgra.score
+    monkeypatch.setattr(Pgra, "score", lambda self, lines: read.extend(lines) or score(self, lines))
+
+    def ask(args=args, **options):
+        read.clear()
+        options = {"depths": [1], "sources": ["first_stage"], **options}
+        found = measure_worth(args, WorthArguments(**options))
+        return len(read), {name: found[name] for name in ("rows", "why", "calls")}
+
+    calls, first = ask()
+    assert calls == first["calls"] > 0
+    assert ask() == (0, first)
+    more, both = ask(sources=["first_stage", "random"])
+    assert 0 < more < both["calls"]
+    # The control: with other words it is another reader.
+    assert ask(args.change("reader", reader_template="{text} So"))[0] == calls
+
+
+@pytest.mark.slow
 def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
     study = WorthStudy(args, WorthArguments(depths=[6]))
     fitted, open_stages = [], WorthStudy._stages
