@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from statistics import fmean, geometric_mean, harmonic_mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -226,8 +227,7 @@ class Parent(NamedTuple):
     @property
     def f(self) -> float:
         """The harmonic mean of both."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if self.precision else 0.0
+        return harmonic_mean(self)
 
 
 def parent(text: str, example: AnsweredExample) -> float:
@@ -307,13 +307,12 @@ def _mean_over_orders(values: Iterable[float]) -> float:
     if not first:
         return 0.0
     positive = [first, *(value or _SMALL for value in others)]
-    return math.exp(sum(map(math.log, positive)) / len(positive))
+    return geometric_mean(positive)
 
 
 def _mentioned(values: Sequence[_Tokens], text: _Tokens) -> float:
     """Return the mean share of each value's words that a text has in their order."""
-    shares = [LCSseq.similarity(value, text) / len(value) for value in values]
-    return sum(shares) / len(shares)
+    return fmean(LCSseq.similarity(value, text) / len(value) for value in values)
 
 
 # What a run's metric is made of, for each of B examples. A resample of the examples is how often
@@ -480,14 +479,13 @@ class Difference:
 
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
     """Compare two methods' mean metric over seeds on the same examples, resampled together."""
-    values = bootstrap([*a, *b], seed=seed)
-    draws = np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS)
-    difference = float(np.mean([run.value for run in a]) - np.mean([run.value for run in b]))
     parts_a = [parts for run in a if (parts := run.parts) is not None]
     parts_b = [parts for run in b if (parts := run.parts) is not None]
     if parts_a and parts_b:
-        gaps = np.round(np.mean(parts_a, axis=0) - np.mean(parts_b, axis=0), _DIGITS)
-        return Difference(difference, draws, int((gaps != 0).sum()), gaps / len(gaps))
+        return compare_means(np.mean(parts_a, axis=0), np.mean(parts_b, axis=0), seed=seed)
+    values = bootstrap([*a, *b], seed=seed)
+    draws = np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS)
+    difference = float(np.mean([run.value for run in a]) - np.mean([run.value for run in b]))
     traits_a = np.mean([run.traits for run in a], axis=0)
     traits_b = np.mean([run.traits for run in b], axis=0)
     differs = np.round(traits_a - traits_b, _DIGITS).any(axis=1)
@@ -562,13 +560,11 @@ def combine_p(p_values: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for all tests together (Holm 1979), in the order given."""
-    n = len(p_values)
-    adjusted = [0.0] * n
-    before = 0.0
-    for rank, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
-        before = max(before, min(1.0, p_values[index] * (n - rank)))
-        adjusted[index] = before
-    return adjusted
+    values = np.array(p_values, np.float64)
+    order = values.argsort()
+    steps = values[order] * np.arange(len(values), 0, -1)
+    values[order] = np.minimum(np.maximum.accumulate(steps), 1)
+    return [*values.tolist()]
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:

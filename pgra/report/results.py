@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,10 @@ class Decisions:
     def answers(self, queries: Sequence[Example]) -> list[Answer]:
         """Return what was decided on each query, in the order of `predictions`."""
         answers = []
-        for i, (query, decision) in enumerate(zip(queries, self.predictions, strict=True)):
-            evidence = self.evidence[i] if self.evidence else ()
-            exemplars = self.exemplars[i] if self.exemplars else ()
-            details = self.details[i] if self.details else {}
-            answer = Answer(query, decision.label, decision.scores, evidence, exemplars, details)
-            answers.append(answer)
+        columns = (self.predictions, self.evidence, self.exemplars, self.details)
+        for query, decision, evidence, exemplars, details in zip_longest(queries, *columns):
+            more = (evidence or (), exemplars or (), details or {})
+            answers.append(Answer(query, decision.label, decision.scores, *more))
         return answers
 
 
@@ -175,15 +173,11 @@ def write_results(
         values = measure_labels(metric, outcomes.labels, predicted, names)
         interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
     metrics = {
-        "method": about["method"],
-        "task": about["task"],
-        "split": about["split"],
+        **about,
         "n": len(examples),
-        "metric": metric,
         "value": values[metric],
         "interval_95": None if interval is None else list(interval),
         "metrics": dict(values),
-        **about,
         "versions": package_versions(),
         "git_commit": git_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -288,11 +282,6 @@ class FinishedRun(RunFolder):
                 free = {*FREE, "seed"} if section == "training" else FREE
                 used |= {name: value for name, value in values.items() if name not in free}
         return used if depth is None else {**used, "num_evidence": depth}
-
-
-def load_run(folder: Path, *, name: str | None = None) -> FinishedRun:
-    """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
-    return load_measures(folder, name=name)[0]
 
 
 def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]:
