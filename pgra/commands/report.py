@@ -71,9 +71,9 @@ def main(argv: Sequence[str]) -> int:
     from pgra.report.results import load_collection
     from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
 
-    paths = list(map(Path, args.paths))
-    worths = [_read_worth(path) for path in paths if path.suffix == ".json"]
-    folders = [path for path in paths if path.suffix != ".json"]
+    files = [path for path in args.paths if path.endswith(".json")]
+    worths = [_read_worth(Path(file)) for file in files]
+    folders = [Path(path) for path in args.paths if path not in files]
     groups = load_collection(folders) if folders else []
     if args.samples is not None:
         if args.output:
@@ -94,8 +94,7 @@ def main(argv: Sequence[str]) -> int:
         elif path.suffix in TABLE_FORMATS:
             write_text(path, _render(studies, worths, path.suffix) + "\n")
         elif len(studies) != 1:
-            titles = ", ".join(f"'{study.group.title}'" for study in studies)
-            raise ConfigError(f"a figure is of one table, and there are {titles}: name fewer paths")
+            raise ConfigError(f"a figure is of one table, not of {len(studies)}: name other paths")
         else:
             save_figure(draw_study(studies[0]), path)
         logger.info("report: %s", path)

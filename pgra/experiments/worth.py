@@ -18,7 +18,6 @@ folds. Where answers are written p is that of the likeliest right one.
 import copy
 import json
 import logging
-import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -38,11 +37,11 @@ from pgra.context import ALONE, Context
 from pgra.data.examples import ExampleRows, open_rows, read_split
 from pgra.data.tasks import load_any_task
 from pgra.data.text import copy_key
-from pgra.errors import ConfigError, ModelError, one_line
+from pgra.errors import ConfigError, one_line
 from pgra.lm import load
 from pgra.lm.base import Completion
 from pgra.lm.cache import AnswersCache
-from pgra.lm.endpoint import GENERATION, EndpointLM
+from pgra.lm.endpoint import SCORE, EndpointLM
 from pgra.methods.arguments import SOURCES, RunArguments, WorthArguments
 from pgra.methods.base import TaskData, arguments_from, arguments_of, open_method
 from pgra.methods.ralm import Ralm
@@ -60,13 +59,10 @@ from pgra.types import Example
 logger = logging.getLogger(__name__)
 
 COMMAND = "command:"
-_ACCURACY = "accuracy"
-_DEPTH = "num_evidence"
 _SEED = 0
 _ROUND = 20  # queries that an arm is asked before it is judged again: fewer say nothing
 _PRIOR = 10.0  # with less, what calibration by 20 queries gives is noise, and costs queries
 _RIGHT = 0.5
-_MOST_BITS = 2.0  # that a query gains or loses; more counts as that
 Passages = Sequence[Sequence[str]]  # each query's, best first
 
 
@@ -118,8 +114,9 @@ def worth(
         PgraError: If the LM, or a question, cannot be read, there are fewer than 20, or arms lack
             passages.
     """
-    named = {"method": "ralm", "task": task, "reader_lm": reader}
-    args = arguments_of(named, (), caller="pgra.worth")
+    args = arguments_of(
+        {"method": "ralm", "task": task, "reader_lm": reader}, (), caller="pgra.worth"
+    )
     task_read = load_any_task(task)
     queries = read_split(task_read, open_rows(task_read, questions, "questions"), "train")
     method = Ralm(args, ALONE)
@@ -155,8 +152,7 @@ class WorthStudy:
         Errors are those of `measure_worth`.
         """
         self.options = options
-        most = args.retriever.num_candidates
-        self.depths = sorted({min(depth, most) for depth in options.depths})
+        self.depths = sorted({min(d, args.retriever.num_candidates) for d in options.depths})
         named = args.rerank.reranker
         every = list(SOURCES) if args.trains else ["first_stage", "random"]
         if named not in {"none", "prompted", "likelihood"}:
@@ -178,15 +174,16 @@ class WorthStudy:
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
             args = args.change("reader", decode="verbalizer")
         self.args = args.change("rerank", num_evidence=self.depths[-1])
-        self.context = Context(
-            artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
-        )
+        context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
         names = {source.get("reranker", named) for source in self.sources.values()}
         reads_lm = any(find_reranker(name).reads_lm for name in names)
-        first = {"reranker": "prompted" if reads_lm else "none", "similarity": "dot"}
+        first: dict[str, Any] = {
+            "reranker": "prompted" if reads_lm else "none",
+            "similarity": "dot",
+        }
         if all(name.startswith(COMMAND) for name in self.sources):
-            first[_DEPTH] = 0  # nothing is searched
-        self.method: Any = open_method(take_evidence(self.args, first), self.context)
+            first["num_evidence"] = 0  # nothing is searched
+        self.method: Any = open_method(take_evidence(self.args, first), context)
         data = self.method.data
         pool = data.test if options.questions else data.train
         order = np.random.default_rng(_SEED).permutation(len(pool))
@@ -197,12 +194,13 @@ class WorthStudy:
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened = self.method.stages
-        data = self.method.data
-        reference = FitData(train, data.task.prompt_words)
+        reference = FitData(train, opened.data.task.prompt_words)
         ready = None
         if args.rerank.reranker == "prompted":
             ready = ReadyReranker({}, partial(BankedReranker, encoder=opened.reranker.encoder))
-        return Stages(args, self.context, opened.prompt, data, reference=reference, ready=ready)
+        return Stages(
+            args, opened.context, opened.prompt, opened.data, reference=reference, ready=ready
+        )
 
     def measure(self) -> dict[str, Any]:
         """Measure all sources: what `measure_worth` returns."""
@@ -211,21 +209,21 @@ class WorthStudy:
         for name in self.sources:
             try:
                 passages = self.find_evidence(name)
-            except (ConfigError, ModelError) as error:
+            except ConfigError as error:
+                if self.options.sources:
+                    raise
                 notes.append(f"{name} is left out: {error}")
                 continue
             arms += open_arms(name, passages, len(self.queries), self.depths)
         self.method.stages.release()
-        if not arms:
-            raise ConfigError("; ".join(notes))
         if self.args.trains:
             self.method.open_reader()
         result = Race(self.method, self.queries, arms, self.options).result()
-        changes: dict[str, Any] = {_DEPTH: 0}
+        changes: dict[str, Any] = {"num_evidence": 0}
         if best := result["best"]:
-            changes = {**self.sources[best["source"]], _DEPTH: best["d"]}
-        flags = [f"--{name} {value}" for name, value in changes.items() if value or name == _DEPTH]
-        advice = " ".join(flags)
+            changes = {**self.sources[best["source"]], "num_evidence": best["d"]}
+        flags = [f"--{name} {value}" for name, value in changes.items() if value]
+        advice = " ".join(flags) or "--num_evidence 0"
         if best and best["source"].startswith(COMMAND):
             advice = f"its first {best['d']} passages"
         result["why"] += f": go on with {advice}"
@@ -263,12 +261,12 @@ def run_command(command: str, queries: Sequence[Example]) -> Passages:
     It reads the queries from its standard input, a line each, and writes as many lines of JSON,
     lists of texts. A ConfigError if it fails, or writes something else.
     """
-    texts = "".join(f"{one_line(query.text)}\n" for query in queries)
     try:
+        texts = "".join(f"{one_line(query.text)}\n" for query in queries)
         done = run(shlex.split(command), input=texts.encode(), stdout=PIPE, check=True)
         return [msgspec.json.decode(line, type=list[str]) for line in done.stdout.splitlines()]
     except (OSError, SubprocessError, ValueError) as error:
-        raise ConfigError(f"{COMMAND}{command}: {one_line(error)}") from None
+        raise ConfigError(f"'{command}': {one_line(error)}") from None
 
 
 @dataclass
@@ -333,17 +331,17 @@ class Race:
         self.method = method
         self.queries = queries
         self.answers = AnswersCache(method.context.artifacts / "answers")
-        lm = getattr(method, "lm", None)
-        is_mute = isinstance(lm, EndpointLM) and lm.resolve(None).mode.decide_by == GENERATION
-        gives_bits = method.args.trains or (labels and not is_mute)
-        self.right = _ACCURACY if labels else method.data.metric
+        self.lm = getattr(method, "lm", None)
+        gives_bits = bool(labels) or method.args.trains
+        if labels and isinstance(self.lm, EndpointLM):
+            gives_bits = self.lm.resolve(None).mode.decide_by == SCORE
+        self.right = "accuracy" if labels else method.data.metric
         self.measure = options.measure or (BITS if gives_bits else self.right)
         is_bits = self.measure == BITS
-        self.writes = is_mute if labels else not is_bits
-        self.scale = _MOST_BITS if is_bits else 1.0
-        self.shown = _MOST_BITS if is_bits else 100.0  # what a difference of 1 is in the unit
+        self.writes = not (gives_bits if labels else is_bits)
+        self.shown = 1.0 if is_bits else 100.0  # what a difference of 1 is in the unit
         self.unit = "bits a query" if is_bits else "points"
-        self.least = options.least_gain
+        self.least = 2 * options.least_gain if is_bits else options.least_gain
         self.arms = [Arm(WITHOUT, 0, [()] * count), *arms]
         self.calls = 0
         self.tokens = 0
@@ -352,7 +350,7 @@ class Race:
         start = 0
         for stop in [*range(first, count, _ROUND), count]:
             calls = self.calls + len(live) * (stop - start)
-            if start and calls > (options.budget or math.inf):
+            if start and calls > (options.budget or calls):
                 break
             for arm in live:
                 self._ask(arm, order[:stop], start)
@@ -372,7 +370,7 @@ class Race:
         new: dict[str, Any] = {}
         if self.writes and data.labels:
             words = [self.method.verbalizer.label_of_word(text) for text in answers]
-            new[_ACCURACY] = [
+            new["accuracy"] = [
                 word == query.label for word, query in zip(words, queries, strict=True)
             ]
         elif self.writes:
@@ -380,10 +378,9 @@ class Race:
         elif data.labels:
             arm.scores += answers
             targets = np.array([data.labels.index(str(self.queries[row].label)) for row in rows])
-            scores = np.array(arm.scores, np.float32)
-            chances = calibrate(scores, targets, max(start, _ROUND))
+            chances = calibrate(np.array(arm.scores, np.float32), targets, max(start, _ROUND))
             targets = targets[-len(chances) :]
-            new[_ACCURACY] = chances.argmax(axis=1) == targets
+            new["accuracy"] = chances.argmax(axis=1) == targets
             new[BITS] = chances[np.arange(len(chances)), targets] / np.log(2)
         else:
             new[BITS] = np.array(answers) / np.log(2)
@@ -402,12 +399,12 @@ class Race:
             reader = [method.source.identity, vars(method.layout), dict(method.verbalizer.words)]
             data = replace(method.data, test=queries).fingerprints(["test"])
             key = digest([self.writes, reader, data, passages])
-            if known := self.answers.find([key]):
-                return list(json.loads(known[key].text))
+            if stored := self.answers.find([key]):
+                return list(json.loads(stored[key].text))
         lines = [[EvidenceLine(0, text, 1, 0.0, 0.0) for text in texts] for texts in passages]
         inputs = method.new_inputs(queries, lines)
-        if hasattr(method, "lm"):
-            self.tokens += sum(method.lm.count_tokens(inputs))
+        if self.lm:
+            self.tokens += sum(self.lm.count_tokens(inputs))
         if self.writes:
             answers = method.write(inputs)
         elif method.data.labels:
@@ -420,23 +417,23 @@ class Race:
 
     @property
     def values(self) -> list[Values]:
-        """Each arm's values, which differ by 1 at most."""
-        return [arm.values[self.measure] / self.scale for arm in self.arms]
+        """Each arm's values; where they differ by more than 1 (bit), it counts as 1."""
+        return [arm.values[self.measure] for arm in self.arms]
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe what an arm gains, and of right and wrong answers how many it changes."""
         arm = self.arms[number]
         differences = gaps(self.values, number, 0)
-        row = {
+        row: dict[str, Any] = {
             "source": arm.source,
             "d": arm.d,
             "queries": len(differences),
             "gain": _bounded(differences, self.shown),
             "p": self.verdict.p[number],
-            "helped": float((differences > self.least).mean()),
-            "hurt": float((differences < -self.least).mean()),
-            **_means(arm),
         }
+        row["helped"] = float((differences > self.least).mean())
+        row["hurt"] = float((differences < -self.least).mean())
+        row |= _means(arm)
         if self.right in arm.values:
             is_right = arm.values[self.right] >= _RIGHT
             is_known = self.arms[0].values[self.right][: len(is_right)] >= _RIGHT
@@ -456,18 +453,14 @@ class Race:
             why = why.format(self.arms[best].name, self.unit, **best_row["gain"])
         if not self.verdict.is_sure:
             why = f"{why}; {self._doubt()}" if best else self._doubt()
-        return {
-            "why": why,
-            "best": best_row,
-            "rows": rows,
-            "without": _means(self.arms[0]),
+        result = {"why": why, "best": best_row, "rows": rows, "without": _means(self.arms[0])}
+        return result | {
             "measure": self.measure,
             "unit": self.unit,
             "queries": len(self.values[0]),
             "calls": self.calls,
             "tokens": self.tokens,
             "seconds": round(time.perf_counter() - self.began, 1),
-            "notes": [],
         }
 
     def _doubt(self) -> str:
@@ -489,7 +482,7 @@ def _means(arm: Arm) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in arm.values.items()}
 
 
-def _bounded(values: Values, factor: float, shift: float = 0.0) -> dict[str, float]:
+def _bounded(values: Any, factor: float, shift: float = 0.0) -> dict[str, float]:
     """Return the mean of values in [-1, 1] and its bounds, in another unit; nothing of none."""
     ends = [float(values.mean()), *find_bounds(values)] if len(values) else []
     names = ("mean", "low", "high")

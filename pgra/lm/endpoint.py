@@ -147,7 +147,6 @@ class EndpointLM(LanguageModel):
             except Declined:
                 if mode == modes[-1]:
                     raise
-        logger.info("%s is asked by %s, labels by %s", self.name, mode.endpoint, mode.decide_by)
         return mode
 
     @property

@@ -23,7 +23,7 @@ from pgra.report.compare import LEVEL
 from pgra.report.metrics import holm
 
 SHARES = np.array([0.0625, 0.25, 0.5, 0.75, 1.0])
-_STEPS = 1 << 24  # of a bound, from -1 to 1
+_STEPS = 1 << 23  # of a bound, from 0 to 1
 
 
 def log_wealth(values: Values, mean: float = 0.0) -> float:
@@ -47,10 +47,13 @@ def find_bounds(values: Values) -> tuple[float, float]:
 
 
 def _find_lower(values: Values) -> float:
-    def is_possible(step: int) -> bool:
-        return log_wealth(values, 2 * step / _STEPS - 1) < -math.log(LEVEL)
-
-    return 2 * bisect_left(range(1, _STEPS), True, key=is_possible) / _STEPS - 1
+    limit = -math.log(LEVEL)
+    lower = bisect_left(
+        range(1 - _STEPS, _STEPS),
+        True,
+        key=lambda step: log_wealth(values, step / _STEPS) < limit,
+    )
+    return lower / _STEPS - 1
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from statistics import fmean, geometric_mean, harmonic_mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import regex
 from rapidfuzz.distance import LCSseq
 
 from pgra.arrays import Counts, Values
-from pgra.data.answers import EXACT_MATCH, AnsweredExample, SumMetric
+from pgra.data.answers import AnsweredExample, SumMetric
 from pgra.data.tasks import Metric, find_metric
 from pgra.data.text import normalize_answer
 from pgra.errors import ConfigError
@@ -35,8 +35,6 @@ _FEW = 16
 _FLIPS = 9_999
 _DIGITS = 12  # sums in another order differ in a last digit
 _SAME = 1e-12
-RIGHT = "right"
-WRONG = "wrong"
 
 
 # Of labels.
@@ -214,42 +212,28 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
 bleu = SumMetric(bleu_counts, bleu_of_counts)
 
 
-class Parent(NamedTuple):
-    """PARENT of one sentence, fractions.
-
-    `precision` is how much of it stands in the reference, or follows from the table; `recall` how
-    much of the reference and of the chosen cells it states.
-    """
-
-    precision: float
-    recall: float
-
-    @property
-    def f(self) -> float:
-        """The harmonic mean of both."""
-        return harmonic_mean(self)
-
-
 def parent(text: str, example: AnsweredExample) -> float:
     """Return PARENT's F of a sentence that describes a table."""
     table = example.table
     if table is None:
         raise ConfigError("metric 'parent' is for tables (kind totto or fetaqa): leave it out")
-    return parent_scores(text, example.answers, table.values, table.chosen_values).f
+    return harmonic_mean(parent_scores(text, example.answers, table.values, table.chosen_values))
 
 
 def parent_scores(
     text: str, references: Sequence[str], values: Sequence[str], chosen: Sequence[str]
-) -> Parent:
-    """Return PARENT of a sentence, by the reference that gives it the best F.
+) -> tuple[float, float]:
+    """Return PARENT's precision and recall of a sentence, by the reference of the best F.
 
-    `values` are all of the table's cells, titles included, `chosen` the highlighted ones.
+    They are fractions: how much of it stands in the reference, or follows from the table, and how
+    much of the reference and of the chosen cells it states. `values` are all of the table's cells,
+    titles included, `chosen` the highlighted ones.
     """
     tokens = tokenize(text)
     table_words = frozenset[str]().union(*map(tokenize, values))
     cells = [cell for cell in map(tokenize, chosen) if cell]
     scores = (_against(tokens, tokenize(reference), table_words, cells) for reference in references)
-    return max(scores, key=lambda score: score.f)
+    return max(scores, key=harmonic_mean)
 
 
 @cache
@@ -266,7 +250,7 @@ def tokenize(text: str) -> _Tokens:
 
 def _against(
     text: _Tokens, reference: _Tokens, table_words: frozenset[str], chosen: Sequence[_Tokens]
-) -> Parent:
+) -> tuple[float, float]:
     """Compare with one reference; the table's words are without column names, as released."""
     precisions = []
     recalls = []
@@ -290,7 +274,7 @@ def _against(
         # Its section 4: the less of the table a reference tells, the more the table itself counts.
         weight = 1 - _mentioned(chosen, reference)
         recall = recall ** (1 - weight) * (_mentioned(chosen, text) or _SMALL) ** weight
-    return Parent(precision, recall)
+    return precision, recall
 
 
 def _follows(gram: _Tokens, table_words: frozenset[str]) -> float:
@@ -306,8 +290,7 @@ def _mean_over_orders(values: Iterable[float]) -> float:
     first, *others = values
     if not first:
         return 0.0
-    positive = [first, *(value or _SMALL for value in others)]
-    return geometric_mean(positive)
+    return geometric_mean([first, *(value or _SMALL for value in others)])
 
 
 def _mentioned(values: Sequence[_Tokens], text: _Tokens) -> float:
@@ -330,8 +313,7 @@ class LabelOutcomes:
 
     @property
     def function(self) -> Metric:
-        """The metric; of texts that are right or wrong the share that is right."""
-        return accuracy if self.metric == EXACT_MATCH else find_metric(self.metric)
+        return find_metric(self.metric)
 
     @property
     def value(self) -> float:
@@ -392,7 +374,9 @@ class TextOutcomes:
 
     @property
     def kinds(self) -> Counts:
-        return np.arange(len(self.traits))
+        """The first row that is equal, (B,)."""
+        _, first, group = np.unique(self.traits, axis=0, return_index=True, return_inverse=True)
+        return np.asarray(first[group])
 
     @property
     def parts(self) -> Values | None:

@@ -78,13 +78,9 @@ class Table:
 
     def to_text(self) -> str:
         """Render for a terminal: columns aligned, bold cells with a star."""
-        # Room for the star is kept beside the others, so that digits stay in line.
-        has_bold = any(cell.is_bold for cell in chain.from_iterable(self.rows))
-        free = " " if has_bold else ""
-        rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
-        for first, *others in self.rows:
-            marked = [cell.text + ("*" if cell.is_bold else free) for cell in others]
-            rows.append([first.text, *marked])
+        rows = [list(self.columns)]
+        for row in self.rows:
+            rows.append([f"{cell.text}*" if cell.is_bold else cell.text for cell in row])
         lines = _aligned(rows, "  ")
         lines.insert(1, "-" * max(map(len, lines)))
         lines = [self.title, "", *map(str.rstrip, lines)]
@@ -353,17 +349,19 @@ def worth_table(worth: Mapping[str, Any]) -> Table:
     for row in worth["rows"]:
         texts = {}
         for name in ("gain", "destroyed", "gained"):
-            form = _WORTH[name]
-            if ends := row.get(name):
-                mean, low, high = (f"{ends[end]:{form}}" for end in ("mean", "low", "high"))
-                texts[name] = f"{mean} ({low} to {high})"
+            ends = [f"{end:{_WORTH[name]}}" for end in row.get(name, {}).values()]
+            texts[name] = "{} ({} to {})".format(*ends) if ends else None
         rows.append({**row, **texts})
-    title = f"Evidence for the reader as it is: gain in {worth['unit']}, by {worth['measure']}"
     cost = (
         f"Cost: {worth['calls']} calls of the reader, {worth['tokens']} tokens read by an LM, "
         f"{worth['seconds']} s."
     )
-    return Table.of(title, rows, _WORTH, [*worth["notes"], _OF_WORTH, cost, worth["why"]])
+    return Table.of(
+        f"Evidence for the reader as it is: gain in {worth['unit']}, by {worth['measure']}",
+        rows,
+        _WORTH,
+        [*worth["notes"], _OF_WORTH, cost, worth["why"]],
+    )
 
 
 # A study as one figure: a dot and its interval a row.

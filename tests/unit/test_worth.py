@@ -1,12 +1,16 @@
 """What evidence is worth: copied answers, controls, hidden labels, runs that take the best."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import BAD, GOOD, THINGS, review_rows, with_retriever, write_jsonl
+from loopback import LoopbackEndpoint, Written
 from method_runs import run_of
 
 import pgra
-from pgra.errors import ArtifactError, PgraError
+from pgra.cli import main
+from pgra.errors import ArtifactError, ModelError, PgraError
 from pgra.experiments.worth import (
     WorthStudy,
     calibrate,
@@ -16,6 +20,7 @@ from pgra.experiments.worth import (
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
 from pgra.methods.ralm import Ralm
+from pgra.prompts import SEPARATOR
 from pgra.rerank.bank import query_key
 from pgra.runs import run
 
@@ -78,6 +83,62 @@ def test_what_cannot_be_compared_is_refused(echo, lm_dirs):
     refuse("text of a list", [{"question": "Who?", "answers": "['a', b]"}] * 60)
 
 
+SED = r"""command:sed 's/.* \(.*\)?/["It is word\1"]/'"""
+
+
+def test_a_command_finds_passages_for_questions_of_any_columns(
+    echo, lm_dirs, tmp_path, capsys, monkeypatch
+):
+    lines = ["q,a", *(f"{r['question']},{r['answers'][0]}" for r in QUESTIONS)]
+    (tmp_path / "q.csv").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    reader = f"--reader_lm {lm_dirs['gpt2']} --depths 1 --json worth.json"
+    words = f"worth --questions q.csv --columns question=q answers=a {reader} --sources".split()
+    assert main([*words, SED]) == 0
+    assert "go on with its first 1 passages" in capsys.readouterr().out
+    assert main(["report", "worth.json", "--output", "page.html"]) == 0
+    assert "100% (" in Path("page.html").read_text()
+    for command in ("command:false", "command:echo text", "command:echo []"):
+        assert main([*words, command]) == 2
+
+
+def read_evidence(prompt, *_):
+    return Written(f" {prompt.partition(SEPARATOR)[0].split()[-1]}", 1, 1)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    server = LoopbackEndpoint(read_evidence)
+    with server.serve() as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        yield server
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_dies_is_asked_nothing_twice(server):
+    arms = {"right": [[f"It is word{n}"] for n in range(60)]}
+    server.dies_after = 30
+    with pytest.raises(ModelError, match="answers.sqlite"):
+        pgra.worth("openai:toy", QUESTIONS, arms, depths=[1])
+    server.dies_after = None
+    found = pgra.worth("openai:toy", QUESTIONS, arms, depths=[1])
+    assert found["best"]["gain"]["mean"] == 100
+    prompts = [str(body) for body in server.bodies]
+    assert {*prompts[:30]}.isdisjoint(prompts[30:])
+
+
+def test_labels_are_written_where_an_endpoint_scores_no_words(server):
+    rows = review_rows(60)
+    arms = {"right": [[f"It is {row['label']}"] for row in rows]}
+    for server.endpoints, measure in ((["chat"], "accuracy"), (["completions"], "bits")):
+        found = pgra.worth("openai:toy", rows, arms, depths=[1], task="sst2")
+        assert found["measure"] == measure
+        assert bool(found["best"]) == (measure == "accuracy")
+
+
 @pytest.fixture
 def args(args, tmp_path):
     """88 reviews, and passages that have their words, one of them a review itself."""
@@ -129,19 +190,19 @@ def test_a_t5_is_asked_nothing_twice(args, words_read, monkeypatch):
     read, score = [], Pgra.score
     monkeypatch.setattr(Pgra, "score", lambda self, lines: read.extend(lines) or score(self, lines))
 
-    def ask(args=args, **options):
+    def ask(args=args, **sources):
         read.clear()
-        options = {"depths": [1], "sources": ["first_stage"], **options}
-        found = measure_worth(args, WorthArguments(**options))
+        found = measure_worth(args, WorthArguments(depths=[1], **sources))
         return len(read), {name: found[name] for name in ("rows", "why", "calls")}
 
-    calls, first = ask()
+    calls, first = ask(sources=["first_stage"])
     assert calls == first["calls"] > 0
-    assert ask() == (0, first)
+    assert ask(sources=["first_stage"]) == (0, first)
     more, both = ask(sources=["first_stage", "random"])
     assert 0 < more < both["calls"]
     # The control: with other words it is another reader.
-    assert ask(args.change("reader", reader_template="{text} So"))[0] == calls
+    other = args.change("reader", reader_template="{text} So")
+    assert ask(other, sources=["first_stage"])[0] == calls
 
 
 @pytest.mark.slow
