@@ -1,5 +1,6 @@
 """What evidence is worth: copied answers, controls, hidden labels, runs that take the best."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ def test_calibration_sees_no_label_of_a_query_or_a_later_one():
 
 
 QUESTIONS = [{"question": f"What is {n}?", "answers": [f"word{n}"]} for n in range(60)]
+RIGHT = [[f"It is word{n}", "Nothing"] for n in range(60)]
 
 
 @pytest.fixture
@@ -51,8 +53,7 @@ def echo(monkeypatch):
 
 
 def test_a_reader_that_copies_evidence_is_helped_by_the_right_one(echo, lm_dirs):
-    right = [[f"It is word{n}", "Nothing"] for n in range(60)]
-    arms = {"right": right, "half": [right[n // 2 * 2] for n in range(60)], "none": [["No"]] * 60}
+    arms = {"right": RIGHT, "half": [RIGHT[n // 2 * 2] for n in range(60)], "none": [["No"]] * 60}
     found = pgra.worth(str(lm_dirs["gpt2"]), QUESTIONS, arms, depths=[1])
     rows = {row["source"]: row for row in found["rows"]}
     assert found["best"] == rows["right"]
@@ -87,7 +88,7 @@ SED = r"""command:sed 's/.* \(.*\)?/["It is word\1"]/'"""
 
 
 def test_a_command_finds_passages_for_questions_of_any_columns(
-    echo, lm_dirs, tmp_path, capsys, monkeypatch
+    echo, lm_dirs, tmp_path, monkeypatch
 ):
     lines = ["q,a", *(f"{r['question']},{r['answers'][0]}" for r in QUESTIONS)]
     (tmp_path / "q.csv").write_text("\n".join(lines))
@@ -95,9 +96,9 @@ def test_a_command_finds_passages_for_questions_of_any_columns(
     reader = f"--reader_lm {lm_dirs['gpt2']} --depths 1 --json worth.json"
     words = f"worth --questions q.csv --columns question=q answers=a {reader} --sources".split()
     assert main([*words, SED]) == 0
-    assert "go on with its first 1 passages" in capsys.readouterr().out
     assert main(["report", "worth.json", "--output", "page.html"]) == 0
-    assert "100% (" in Path("page.html").read_text()
+    for text in ("100% (", "go on with its first 1 passages"):
+        assert text in Path("page.html").read_text()
     for command in ("command:false", "command:echo text", "command:echo []"):
         assert main([*words, command]) == 2
 
@@ -119,12 +120,12 @@ def server(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_endpoint_that_dies_is_asked_nothing_twice(server):
-    arms = {"right": [[f"It is word{n}"] for n in range(60)]}
+    ask = partial(pgra.worth, "openai:toy", QUESTIONS, {"right": RIGHT}, depths=[1])
     server.dies_after = 30
     with pytest.raises(ModelError, match="answers.sqlite"):
-        pgra.worth("openai:toy", QUESTIONS, arms, depths=[1])
+        ask()
     server.dies_after = None
-    found = pgra.worth("openai:toy", QUESTIONS, arms, depths=[1])
+    found = ask()
     assert found["best"]["gain"]["mean"] == 100
     prompts = [str(body) for body in server.bodies]
     assert {*prompts[:30]}.isdisjoint(prompts[30:])
@@ -135,8 +136,7 @@ def test_labels_are_written_where_an_endpoint_scores_no_words(server):
     arms = {"right": [[f"It is {row['label']}"] for row in rows]}
     for server.endpoints, measure in ((["chat"], "accuracy"), (["completions"], "bits")):
         found = pgra.worth("openai:toy", rows, arms, depths=[1], task="sst2")
-        assert found["measure"] == measure
-        assert bool(found["best"]) == (measure == "accuracy")
+        assert (found["measure"], bool(found["best"])) == (measure, measure == "accuracy")
 
 
 @pytest.fixture
@@ -198,8 +198,6 @@ def test_a_t5_is_asked_nothing_twice(args, words_read, monkeypatch):
     calls, first = ask(sources=["first_stage"])
     assert calls == first["calls"] > 0
     assert ask(sources=["first_stage"]) == (0, first)
-    more, both = ask(sources=["first_stage", "random"])
-    assert 0 < more < both["calls"]
     # The control: with other words it is another reader.
     other = args.change("reader", reader_template="{text} So")
     assert ask(other, sources=["first_stage"])[0] == calls
