@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import BAD, GOOD, THINGS, review_rows, with_retriever, write_jsonl
-from loopback import LoopbackEndpoint, Written
+from loopback import LoopbackEndpoint, Written, toy_writer
 from method_runs import run_of
 
 import pgra
@@ -104,7 +104,7 @@ def test_a_command_finds_passages_for_questions_of_any_columns(
 
 
 def read_evidence(prompt, *_):
-    return Written(f" {prompt.partition(SEPARATOR)[0].split()[-1]}", 1, 1)
+    return Written(f" {prompt.split(SEPARATOR)[-2:][0].split()[-1]}", 1, 1)
 
 
 @pytest.fixture
@@ -134,7 +134,8 @@ def test_an_endpoint_that_dies_is_asked_nothing_twice(server):
 def test_labels_are_written_where_an_endpoint_scores_no_words(server):
     rows = review_rows(60)
     arms = {"right": [[f"It is {row['label']}"] for row in rows]}
-    for server.endpoints, measure in ((["chat"], "accuracy"), (["completions"], "bits")):
+    ways = (["chat"], read_evidence, "accuracy"), (["completions"], toy_writer, "bits")
+    for server.endpoints, server.writer, measure in ways:
         found = pgra.worth("openai:toy", rows, arms, depths=[1], task="sst2")
         assert (found["measure"], bool(found["best"])) == (measure, measure == "accuracy")
 
