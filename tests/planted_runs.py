@@ -3,10 +3,15 @@
 import numpy as np
 
 from pgra.artifacts import write_sealed
-from pgra.report.results import Decisions, EvidenceLine, write_results
+from pgra.report.results import Decisions, EvidenceLine, load_measures, write_results
 from pgra.types import Example, Prediction
 
 NAMES = ("bad", "good")
+
+
+def load_run(folder):
+    """Read a run of one measure."""
+    return load_measures(folder)[0]
 
 
 def labels_of(n):

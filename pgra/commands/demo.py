@@ -92,7 +92,7 @@ def _train(
     first: int = 1,
 ) -> "tuple[list[FinishedRun], str]":
     """Train two readers; return their results, and how the second differs from the first."""
-    from pgra.report.results import load_run
+    from pgra.report.results import load_measures
     from pgra.runs import run
 
     base = _parse(words).folder
@@ -100,7 +100,7 @@ def _train(
     for number, (name, (folder, flags)) in enumerate(readers.items(), first):
         say(f"\n[{number}/{len(READERS) + len(CLAIMS)}] {name}")
         args = _parse([*words, *flags, "--output_dir", str(base / folder)])
-        runs.append(load_run(run(args, context).folder, name=name))
+        runs.append(load_measures(run(args, context).folder, name=name)[0])
     alone, read = runs
     return runs, (
         f"Trained, {read.name} is right on {100 * read.value:.1f} %, {alone.name} on "
@@ -185,10 +185,10 @@ def _forecast(args: "RunArguments", source: str) -> str:
     result = measure_worth(args, options)
     (row,) = result["rows"]
     advice = "with" if result["best"] else "without"
+    gain = "{mean:+.2f} bits a query ({low:+.2f} to {high:+.2f}".format_map(row["gain"])
     return (
-        f"Not trained yet, it gains {row['gain']:+.2f} bits a query ({row['low']:+.2f} to "
-        f"{row['high']:+.2f}, p {row['p']:.3f} of no gain), so `pgra worth` says: train {advice} "
-        "evidence."
+        f"Not trained yet, it gains {gain}, p {row['p']:.3f} of no gain), so `pgra worth` says: "
+        f"train {advice} evidence."
     )
 
 

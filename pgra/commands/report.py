@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pgra.artifacts import write_text
 from pgra.commands.common import name_leading, parse, say
 from pgra.config import Arguments, arg, choose
-from pgra.errors import ConfigError, one_line
+from pgra.errors import ConfigError, one_line, reading
+from pgra.run_folder import read_object
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
     from pgra.report.results import FinishedRun, Group
-    from pgra.report.tables import Sample
+    from pgra.report.tables import Sample, Table
 
 logger = logging.getLogger(__name__)
 _PAGE_SAMPLES = 100  # queries of a task that a page shows
@@ -28,8 +29,8 @@ class ReportArguments(Arguments):
 
     paths: list[str] = arg(
         [],
-        "Runs, folders of runs, grids, samples of lm-evaluation-harness (--log_samples); they may "
-        "also stand first, bare.",
+        "Runs, folders of runs, grids, samples of lm-evaluation-harness (--log_samples), the JSON "
+        "of pgra worth; they may also stand first, bare.",
         must_be_given=True,
     )
     baseline: str | None = arg(
@@ -59,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
       pgra report runs/ --output all.csv
       pgra report runs/ --output report.html
       pgra report runs/icl-knn runs/icl-random --samples 3
+      pgra report worth.json --output worth.html
 
     A path is a run, a folder of runs, a folder of several seeds, or a grid of pgra ablate; paths
     stand first. A grid has a table of its own and names the paper's table by itself. Bold, or with
@@ -69,7 +71,10 @@ def main(argv: Sequence[str]) -> int:
     from pgra.report.results import load_collection
     from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
 
-    groups = load_collection(list(map(Path, args.paths)))
+    files = [path for path in args.paths if path.endswith(".json")]
+    worths = [_read_worth(Path(file)) for file in files]
+    folders = [Path(path) for path in args.paths if path not in files]
+    groups = load_collection(folders) if folders else []
     if args.samples is not None:
         if args.output:
             raise ConfigError("samples are shown, not written: leave out --samples or --output")
@@ -85,41 +90,49 @@ def main(argv: Sequence[str]) -> int:
             studies.append(compare_runs(group, baseline=args.baseline, reference=reference))
     for path in map(Path, args.output):
         if path.suffix == ".html":
-            write_page(path, studies)
+            write_page(path, studies, tables=worths)
         elif path.suffix in TABLE_FORMATS:
-            write_text(path, _render(studies, path.suffix) + "\n")
-        elif len(studies) > 1:
-            titles = ", ".join(f"'{study.group.title}'" for study in studies)
-            raise ConfigError(f"a figure is of one table, and there are {titles}: name fewer paths")
+            write_text(path, _render(studies, worths, path.suffix) + "\n")
+        elif len(studies) != 1:
+            raise ConfigError(f"a figure is of one table, not of {len(studies)}: name other paths")
         else:
             save_figure(draw_study(studies[0]), path)
         logger.info("report: %s", path)
     if not args.output:
-        say(_render(studies, ".txt"))
+        say(_render(studies, worths, ".txt"))
     return 0
 
 
+def _read_worth(path: Path) -> "Table":
+    from pgra.report.tables import worth_table
+
+    with reading(path):
+        return worth_table(read_object(path))
+
+
 def write_page(
-    path: Path, studies: "Sequence[Study]", *, title: str | None = None, lead: str = ""
+    path: Path,
+    studies: "Sequence[Study]",
+    *,
+    tables: "Sequence[Table]" = (),
+    title: str = "Results",
+    lead: str = "",
 ) -> None:
     """Write the HTML page of some studies, with examples of what their runs read and answered."""
     from pgra.report.tables import render_page
 
-    title = title or ", ".join(study.group.title for study in studies)
     samples = find_samples([study.group for study in studies], _PAGE_SAMPLES)
-    write_text(path, render_page(title, studies, samples, lead=lead))
+    write_text(path, render_page(title, studies, samples, tables=tables, lead=lead))
 
 
-def _render(studies: "Sequence[Study]", kind: str) -> str:
-    """Write the studies' tables in one of `TABLE_FORMATS`; as CSV they are one."""
+def _render(studies: "Sequence[Study]", worths: "Sequence[Table]", kind: str) -> str:
+    """Write tables in one of `TABLE_FORMATS`; as CSV the studies' are one."""
     from pgra.report.tables import TABLE_FORMATS, detail_table, long_table, results_table
 
-    if kind == ".csv":
-        tables = [long_table(study) for study in studies]
-        rows = chain.from_iterable(table.rows for table in tables)
-        tables = [replace(tables[0], rows=list(rows))]
+    tables = [*worths]
+    if kind == ".csv" and studies:
+        tables.append(long_table(studies))
     else:
-        tables = []
         for study in studies:
             tables += [results_table(study), detail_table(study)]
     return "\n\n".join(TABLE_FORMATS[kind](table) for table in tables)

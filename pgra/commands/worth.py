@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.artifacts import write_json
+from pgra.artifacts import write_sealed
 from pgra.commands.common import given_names, name_leading, parse, parse_run, quiet_libraries, say
 from pgra.config import Arguments, Defaults, arg
 from pgra.methods.arguments import WorthArguments
@@ -41,11 +41,12 @@ def main(argv: Sequence[str]) -> int:
     defaults = [Defaults("pgra worth", {"evidence": "auto"}, wins=True)]
     args, (options,) = parse_run(main, "pgra worth", words, [WorthArguments], defaults=defaults)
     quiet_libraries()
-    from pgra.experiments.worth import measure_worth, worth_table
+    from pgra.experiments.worth import measure_worth
+    from pgra.report.tables import worth_table
 
     result = measure_worth(args, options)
     if options.json not in (None, "-"):
-        write_json(Path(options.json), result)
+        write_sealed(Path(options.json), result)
     say(json.dumps(result, indent=2) if options.json == "-" else worth_table(result).to_text())
     return 0
 

@@ -57,6 +57,9 @@ class DataArguments(Arguments):
         "The same, to report on; without one a part of train is held out (test_fraction).",
         is_common=True,
     )
+    columns: list[str] | None = arg(
+        None, "A file's columns of other names, such as question=Question answers=Answer."
+    )
     max_train_samples: int | None = arg(
         None, "Keep this many training examples (drawn with split_seed).", least=1
     )
@@ -308,6 +311,9 @@ def load_splits(
             each test text is one of train.
     """
     seed = args.split_seed
+    columns = dict(pair.partition("=")[::2] for pair in args.columns or ())
+    local = replace(task.local, columns={**task.local.columns, **columns})
+    task = replace(task, local=local)
     validation = args.validation_file
     test = args.test_file
     if validation is not None and (validation == test or not is_trained):

@@ -16,34 +16,40 @@ folds. Where answers are written p is that of the likeliest right one.
 """
 
 import copy
+import json
 import logging
-import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, SubprocessError, run
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pgra.arrays import Indices, Scores, Values, log_softmax
+from pgra.artifacts import digest
 from pgra.config import choose
 from pgra.context import ALONE, Context
 from pgra.data.examples import ExampleRows, open_rows, read_split
-from pgra.data.tasks import METRICS, TEXT_METRICS, load_any_task
+from pgra.data.tasks import load_any_task
 from pgra.data.text import copy_key
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ConfigError, one_line
 from pgra.lm import load
+from pgra.lm.base import Completion
+from pgra.lm.cache import AnswersCache
+from pgra.lm.endpoint import SCORE, EndpointLM
 from pgra.methods.arguments import SOURCES, RunArguments, WorthArguments
 from pgra.methods.base import TaskData, arguments_from, arguments_of, open_method
 from pgra.methods.ralm import Ralm
 from pgra.methods.stages import Stages
 from pgra.reader.calibration import centred, fit_scale_and_bias
 from pgra.report.betting import find_bounds, gaps, judge
-from pgra.report.compare import LEVEL
 from pgra.report.results import EvidenceLine
-from pgra.report.tables import Table
+from pgra.report.tables import BITS, WITHOUT
 from pgra.rerank import FitData, ReadyReranker, find_reranker
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.similarity import learns_labels
@@ -52,25 +58,23 @@ from pgra.types import Example
 
 logger = logging.getLogger(__name__)
 
-BITS = "bits"
-WITHOUT = "without"
-_FILE = "worth.json"
+COMMAND = "command:"
 _SEED = 0
 _ROUND = 20  # queries that an arm is asked before it is judged again: fewer say nothing
 _PRIOR = 10.0  # with less, what calibration by 20 queries gives is noise, and costs queries
 _RIGHT = 0.5
-_MOST_BITS = 2.0  # that a query gains or loses; more counts as that
-Lines = Sequence[Sequence[EvidenceLine]]
+Passages = Sequence[Sequence[str]]  # each query's, best first
 
 
 def measure_worth(args: RunArguments, options: WorthArguments) -> dict[str, Any]:
-    """Measure what each source of evidence is worth; what LMs read and answered is kept.
+    """Measure what each source of evidence is worth; what a reader answered is kept.
 
     Returns:
         "rows", one a source and number of evidence, with gains in "unit" by "measure"; "best", the
         row to take if it surely gains, else None; "changes" of the run's arguments to take it, or
         no evidence; "why", a sentence with the flags; "queries" that were compared, and "without",
-        their values; "calls", "tokens", "seconds" and "notes".
+        their values; the reader's "calls", "tokens" and "seconds"; "notes". Gains and shares have
+        a "mean" and its bounds, "low" and "high".
 
     Raises:
         ConfigError: If the method reads no evidence of several sources, or examples are too few.
@@ -85,7 +89,7 @@ def measure_worth(args: RunArguments, options: WorthArguments) -> dict[str, Any]
 def worth(
     reader: str,
     questions: ExampleRows,
-    arms: Mapping[str, Sequence[Sequence[str]]],
+    arms: Mapping[str, Passages],
     *,
     depths: Sequence[int] = (1, 3, 5),
     measure: str | None = None,
@@ -107,10 +111,12 @@ def worth(
         What `measure_worth` does, without flags.
 
     Raises:
-        PgraError: If the LM, or a question, cannot be read, or there are fewer than 20.
+        PgraError: If the LM, or a question, cannot be read, there are fewer than 20, or arms lack
+            passages.
     """
-    named = {"method": "ralm", "task": task, "reader_lm": reader}
-    args = arguments_of(named, (), caller="pgra.worth")
+    args = arguments_of(
+        {"method": "ralm", "task": task, "reader_lm": reader}, (), caller="pgra.worth"
+    )
     task_read = load_any_task(task)
     queries = read_split(task_read, open_rows(task_read, questions, "questions"), "train")
     method = Ralm(args, ALONE)
@@ -119,10 +125,7 @@ def worth(
     method.open_tokenizer()
     choices = []
     for name, passages in arms.items():
-        if len(passages) != len(queries):
-            raise ConfigError(f"{name} has {len(passages)} lists: give one a question")
-        lines = [[EvidenceLine(0, text, 1, 0.0, 0.0) for text in texts] for texts in passages]
-        choices += [Arm(name, depth, lines) for depth in depths]
+        choices += open_arms(name, passages, len(queries), depths)
     return Race(method, queries, choices, WorthArguments(measure=measure, budget=budget)).result()
 
 
@@ -149,8 +152,7 @@ class WorthStudy:
         Errors are those of `measure_worth`.
         """
         self.options = options
-        most = args.retriever.num_candidates
-        self.depths = sorted({min(depth, most) for depth in options.depths})
+        self.depths = sorted({min(d, args.retriever.num_candidates) for d in options.depths})
         named = args.rerank.reranker
         every = list(SOURCES) if args.trains else ["first_stage", "random"]
         if named not in {"none", "prompted", "likelihood"}:
@@ -158,7 +160,8 @@ class WorthStudy:
         self.sources: dict[str, Mapping[str, Any]] = {}
         for name in options.sources or every:
             changes: dict[str, Any] = {"topic_weight": 0.0, "reranker": "none"}
-            changes |= SOURCES.get(name, {"retriever": name, "index_dir": None})
+            if not name.startswith(COMMAND):
+                changes |= SOURCES.get(name, {"retriever": name, "index_dir": None})
             if name.startswith("run:"):
                 changes["run_queries"] = options.queries or options.questions or ""
             self.sources[name] = {} if name == "given" else changes
@@ -171,13 +174,16 @@ class WorthStudy:
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
             args = args.change("reader", decode="verbalizer")
         self.args = args.change("rerank", num_evidence=self.depths[-1])
-        self.context = Context(
-            artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
-        )
+        context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
         names = {source.get("reranker", named) for source in self.sources.values()}
         reads_lm = any(find_reranker(name).reads_lm for name in names)
-        first = {"reranker": "prompted" if reads_lm else "none", "similarity": "dot"}
-        self.method: Any = open_method(take_evidence(self.args, first), self.context)
+        first: dict[str, Any] = {
+            "reranker": "prompted" if reads_lm else "none",
+            "similarity": "dot",
+        }
+        if all(name.startswith(COMMAND) for name in self.sources):
+            first["num_evidence"] = 0  # nothing is searched
+        self.method: Any = open_method(take_evidence(self.args, first), context)
         data = self.method.data
         pool = data.test if options.questions else data.train
         order = np.random.default_rng(_SEED).permutation(len(pool))
@@ -188,54 +194,54 @@ class WorthStudy:
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened = self.method.stages
-        data = self.method.data
-        reference = FitData(train, data.task.prompt_words)
+        reference = FitData(train, opened.data.task.prompt_words)
         ready = None
         if args.rerank.reranker == "prompted":
             ready = ReadyReranker({}, partial(BankedReranker, encoder=opened.reranker.encoder))
-        return Stages(args, self.context, opened.prompt, data, reference=reference, ready=ready)
+        return Stages(
+            args, opened.context, opened.prompt, opened.data, reference=reference, ready=ready
+        )
 
     def measure(self) -> dict[str, Any]:
         """Measure all sources: what `measure_worth` returns."""
-        began = time.perf_counter()
         arms = []
         notes = []
         for name in self.sources:
             try:
-                lines = self.find_evidence(name)
-            except (ConfigError, ModelError) as error:
+                passages = self.find_evidence(name)
+            except ConfigError as error:
+                if self.options.sources:
+                    raise
                 notes.append(f"{name} is left out: {error}")
                 continue
-            longest = max(map(len, lines))
-            arms += [Arm(name, depth, lines) for depth in self.depths if depth <= longest]
-            if longest < self.depths[-1]:
-                notes.append(f"{name} has at most {longest} passages a query: no more are tried")
+            arms += open_arms(name, passages, len(self.queries), self.depths)
         self.method.stages.release()
-        if not arms:
-            raise ConfigError("; ".join(notes))
         if self.args.trains:
             self.method.open_reader()
         result = Race(self.method, self.queries, arms, self.options).result()
         changes: dict[str, Any] = {"num_evidence": 0}
-        flags = ["--num_evidence 0"]
         if best := result["best"]:
             changes = {**self.sources[best["source"]], "num_evidence": best["d"]}
-            flags = [f"--{name} {value}" for name, value in changes.items() if value]
-        result["why"] += f": go on with {' '.join(flags)}"
-        result |= {"changes": changes, "notes": notes}
-        return result | {"seconds": round(time.perf_counter() - began, 1)}
+        flags = [f"--{name} {value}" for name, value in changes.items() if value]
+        advice = " ".join(flags) or "--num_evidence 0"
+        if best and best["source"].startswith(COMMAND):
+            advice = f"its first {best['d']} passages"
+        result["why"] += f": go on with {advice}"
+        return result | {"changes": changes, "notes": notes}
 
-    def find_evidence(self, name: str) -> Lines:
+    def find_evidence(self, name: str) -> Passages:
         """Return each query's evidence.
 
         A similarity that learns labels is fitted, for the queries of a fold, to all examples but
         them.
         """
+        if name.startswith(COMMAND):
+            return run_command(name.removeprefix(COMMAND), self.queries)
         args = take_evidence(self.args, self.sources[name])
         is_prompted = args.rerank.reranker == "prompted"
         learns = is_prompted and learns_labels(args.rerank.similarity)
         folds = self.folds if learns else np.zeros_like(self.folds)
-        lines: list[list[EvidenceLine]] = [[] for _ in self.queries]
+        passages: list[list[str]] = [[] for _ in self.queries]
         for fold in np.unique(folds):
             members = np.flatnonzero(folds == fold)
             queries = [self.queries[i] for i in members]
@@ -243,10 +249,24 @@ class WorthStudy:
             train = [x for x in self.method.data.train if copy_key(x.text) not in hidden]
             stages = self._stages(args, train)
             for i, evidence in zip(members, stages.new_lines(queries), strict=True):
-                lines[i] = evidence
+                passages[i] = [line.text for line in evidence]
             if stages.ready is None:  # its LM serves no other source
                 stages.release()
-        return lines
+        return passages
+
+
+def run_command(command: str, queries: Sequence[Example]) -> Passages:
+    """Return the passages that a command finds for queries.
+
+    It reads the queries from its standard input, a line each, and writes as many lines of JSON,
+    lists of texts. A ConfigError if it fails, or writes something else.
+    """
+    try:
+        texts = "".join(f"{one_line(query.text)}\n" for query in queries)
+        done = run(shlex.split(command), input=texts.encode(), stdout=PIPE, check=True)
+        return [msgspec.json.decode(line, type=list[str]) for line in done.stdout.splitlines()]
+    except (OSError, SubprocessError, ValueError) as error:
+        raise ConfigError(f"'{command}': {one_line(error)}") from None
 
 
 @dataclass
@@ -254,20 +274,34 @@ class Arm:
     """A source of evidence, and how many of its passages are read.
 
     Attributes:
-        lines: Each query's evidence.
+        passages: Each query's.
         values: By measure, of the queries that it was asked, in their order.
-        scores: Of labels, by round.
+        scores: Of labels, the same.
     """
 
     source: str
     d: int
-    lines: Lines
+    passages: Passages
     values: dict[str, Values] = field(default_factory=dict)
-    scores: list[Scores] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.source}, d = {self.d}" if self.d else self.source
+
+
+def open_arms(source: str, passages: Passages, count: int, depths: Sequence[int]) -> list[Arm]:
+    """Return the arms of a source, one a depth; a ConfigError if it lacks passages of queries."""
+    if len(passages) != count:
+        raise ConfigError(
+            f"{source} has {len(passages)} lists of passages, not {count}: one a query"
+        )
+    longest = max(map(len, passages))
+    if longest < max(depths):
+        raise ConfigError(
+            f"{source} has {longest} passages a query at most: lower --depths to that"
+        )
+    return [Arm(source, depth, passages) for depth in depths]
 
 
 class Race:
@@ -292,18 +326,22 @@ class Race:
         count = len(queries)
         if count < first:
             raise ConfigError(f"worth asks {first} examples or more, not {count}: give more")
+        self.began = time.perf_counter()
         method.context = replace(method.context, progress=False)
         self.method = method
-        self.data = method.data
         self.queries = queries
-        gives_bits = labels or method.args.trains
-        self.measure = options.measure or (BITS if gives_bits else method.data.metric)
+        self.answers = AnswersCache(method.context.artifacts / "answers")
+        self.lm = getattr(method, "lm", None)
+        gives_bits = bool(labels) or method.args.trains
+        if labels and isinstance(self.lm, EndpointLM):
+            gives_bits = self.lm.resolve(None).mode.decide_by == SCORE
+        self.right = "accuracy" if labels else method.data.metric
+        self.measure = options.measure or (BITS if gives_bits else self.right)
         is_bits = self.measure == BITS
-        self.scale = _MOST_BITS if is_bits else 1.0
-        self.shown = _MOST_BITS if is_bits else 100.0  # what a difference of 1 is in the unit
+        self.writes = not (gives_bits if labels else is_bits)
+        self.shown = 1.0 if is_bits else 100.0  # what a difference of 1 is in the unit
         self.unit = "bits a query" if is_bits else "points"
-        self.right = "accuracy" if labels else self.measure
-        self.least = options.least_gain
+        self.least = 2 * options.least_gain if is_bits else options.least_gain
         self.arms = [Arm(WITHOUT, 0, [()] * count), *arms]
         self.calls = 0
         self.tokens = 0
@@ -312,7 +350,7 @@ class Race:
         start = 0
         for stop in [*range(first, count, _ROUND), count]:
             calls = self.calls + len(live) * (stop - start)
-            if start and calls > (options.budget or math.inf):
+            if start and calls > (options.budget or calls):
                 break
             for arm in live:
                 self._ask(arm, order[:stop], start)
@@ -326,50 +364,82 @@ class Race:
 
     def _ask(self, arm: Arm, rows: Indices, start: int) -> None:
         """Ask an arm the queries `rows[start:]`; it was asked the others."""
+        data = self.method.data
         queries = [self.queries[row] for row in rows[start:]]
-        lines = [arm.lines[row][: arm.d] for row in rows[start:]]
-        inputs = self.method.new_inputs(queries, lines)
-        if hasattr(self.method, "lm"):
-            self.tokens += sum(self.method.lm.count_tokens(inputs))
+        answers = self._answer(queries, [arm.passages[row][: arm.d] for row in rows[start:]])
         new: dict[str, Any] = {}
-        if self.data.labels:
-            arm.scores.append(self.method.score(inputs))
-            truth = [self.data.labels.index(str(self.queries[row].label)) for row in rows]
-            targets = np.array(truth)
-            chances = calibrate(np.concatenate(arm.scores), targets, max(start, _ROUND))
+        if self.writes and data.labels:
+            words = [self.method.verbalizer.label_of_word(text) for text in answers]
+            new["accuracy"] = [
+                word == query.label for word, query in zip(words, queries, strict=True)
+            ]
+        elif self.writes:
+            new |= data.task.measure(answers, queries).by_text
+        elif data.labels:
+            arm.scores += answers
+            targets = np.array([data.labels.index(str(self.queries[row].label)) for row in rows])
+            chances = calibrate(np.array(arm.scores, np.float32), targets, max(start, _ROUND))
             targets = targets[-len(chances) :]
             new["accuracy"] = chances.argmax(axis=1) == targets
             new[BITS] = chances[np.arange(len(chances)), targets] / np.log(2)
-        elif self.measure == BITS:
-            new[BITS] = np.array(self.method.score_answers(inputs, queries)) / np.log(2)
         else:
-            new |= self.data.task.measure(self.method.write(inputs), queries).by_text
+            new[BITS] = np.array(answers) / np.log(2)
         choose("measure", self.measure, new)
         for name, values in new.items():
             arm.values[name] = np.append(arm.values.get(name, ()), values)
 
+    def _answer(self, queries: Sequence[Example], passages: Passages) -> list[Any]:
+        """Return the reader's answers, (B,): scores, or texts. A T5's are kept, as an LM keeps its.
+
+        Scores are of labels, (B, C), or of the likeliest right answer.
+        """
+        method = self.method
+        key = ""
+        if method.args.trains:
+            reader = [method.source.identity, vars(method.layout), dict(method.verbalizer.words)]
+            data = replace(method.data, test=queries).fingerprints(["test"])
+            key = digest([self.writes, reader, data, passages])
+            if stored := self.answers.find([key]):
+                return list(json.loads(stored[key].text))
+        lines = [[EvidenceLine(0, text, 1, 0.0, 0.0) for text in texts] for texts in passages]
+        inputs = method.new_inputs(queries, lines)
+        if self.lm:
+            self.tokens += sum(self.lm.count_tokens(inputs))
+        if self.writes:
+            answers = method.write(inputs)
+        elif method.data.labels:
+            answers = method.score(inputs).tolist()
+        else:
+            answers = method.score_answers(inputs, queries)
+        if key:
+            self.answers.keep({key: Completion(json.dumps(answers))}, model=method.source.name)
+        return list(answers)
+
     @property
     def values(self) -> list[Values]:
-        """Each arm's values, which differ by 1 at most."""
-        return [arm.values[self.measure] / self.scale for arm in self.arms]
+        """Each arm's values; where they differ by more than 1 (bit), it counts as 1."""
+        return [arm.values[self.measure] for arm in self.arms]
 
     def row(self, number: int) -> dict[str, Any]:
         """Describe what an arm gains, and of right and wrong answers how many it changes."""
         arm = self.arms[number]
         differences = gaps(self.values, number, 0)
-        low, high = find_bounds(differences)
-        row: dict[str, Any] = {"source": arm.source, "d": arm.d, "queries": len(differences)}
-        row["gain"] = self.shown * float(differences.mean())
-        row |= {"low": self.shown * low, "high": self.shown * high, "p": self.verdict.p[number]}
+        row: dict[str, Any] = {
+            "source": arm.source,
+            "d": arm.d,
+            "queries": len(differences),
+            "gain": _bounded(differences, self.shown),
+            "p": self.verdict.p[number],
+        }
         row["helped"] = float((differences > self.least).mean())
         row["hurt"] = float((differences < -self.least).mean())
         row |= _means(arm)
-        if self.right != BITS:
+        if self.right in arm.values:
             is_right = arm.values[self.right] >= _RIGHT
             is_known = self.arms[0].values[self.right][: len(is_right)] >= _RIGHT
             row["known"] = int(is_known.sum())
-            row |= _share("destroyed", ~is_right[is_known])
-            row |= _share("gained", is_right[~is_known])
+            row["destroyed"] = _bounded(1 - 2.0 * is_right[is_known], 0.5, 0.5)
+            row["gained"] = _bounded(2.0 * is_right[~is_known] - 1, 0.5, 0.5)
         return row
 
     def result(self) -> dict[str, Any]:
@@ -379,14 +449,19 @@ class Race:
         best_row = rows[best - 1] if best else None
         why = f"no retrieval: no source gains {self.shown * self.least:.3g} {self.unit} or more"
         if best_row:
-            why = f"{self.arms[best].name}: {best_row['gain']:+.3g} {self.unit} "
-            why += f"({best_row['low']:+.3g} to {best_row['high']:+.3g})"
+            why = "{}: {mean:+.3g} {} ({low:+.3g} to {high:+.3g})"
+            why = why.format(self.arms[best].name, self.unit, **best_row["gain"])
         if not self.verdict.is_sure:
             why = f"{why}; {self._doubt()}" if best else self._doubt()
-        result: dict[str, Any] = {"why": why, "best": best_row, "rows": rows, "notes": []}
-        result |= {"measure": self.measure, "unit": self.unit, "queries": len(self.values[0])}
-        result |= {"without": _means(self.arms[0]), "calls": self.calls, "tokens": self.tokens}
-        return result
+        result = {"why": why, "best": best_row, "rows": rows, "without": _means(self.arms[0])}
+        return result | {
+            "measure": self.measure,
+            "unit": self.unit,
+            "queries": len(self.values[0]),
+            "calls": self.calls,
+            "tokens": self.tokens,
+            "seconds": round(time.perf_counter() - self.began, 1),
+        }
 
     def _doubt(self) -> str:
         """Say between which two arms it is not sure, and what such a race can show."""
@@ -407,14 +482,11 @@ def _means(arm: Arm) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in arm.values.items()}
 
 
-def _share(name: str, values: Any) -> dict[str, float | None]:
-    """Return a share of true values, and its interval; None if there are none."""
-    low, high = ((bound + 1) / 2 for bound in find_bounds(2.0 * values - 1))
-    return {
-        name: float(values.mean()) if len(values) else None,
-        f"{name}_low": low,
-        f"{name}_high": high,
-    }
+def _bounded(values: Any, factor: float, shift: float = 0.0) -> dict[str, float]:
+    """Return the mean of values in [-1, 1] and its bounds, in another unit; nothing of none."""
+    ends = [float(values.mean()), *find_bounds(values)] if len(values) else []
+    names = ("mean", "low", "high")
+    return {name: factor * end + shift for name, end in zip(names, ends, strict=False)}
 
 
 def calibrate(scores: Scores, targets: Indices, start: int) -> Values:
@@ -424,35 +496,3 @@ def calibrate(scores: Scores, targets: Indices, start: int) -> Values:
     """
     scale, bias = fit_scale_and_bias(scores[:start], targets[:start], _PRIOR)
     return log_softmax(scale * centred(scores[start:]) + bias)
-
-
-def worth_table(worth: Mapping[str, Any]) -> Table:
-    """Return the rows as a table; the choice and the flags stand below it."""
-    forms = {
-        "source": "",
-        "d": "",
-        "queries": "",
-        "gain": "+.2f",
-        "low": "+.2f",
-        "high": "+.2f",
-        "p": ".3f",
-        "helped": ".0%",
-        "hurt": ".0%",
-        BITS: ".2f",
-        **dict.fromkeys({**METRICS, **TEXT_METRICS}, ".1%"),
-        "known": "",
-        "destroyed": ".0%",
-        "gained": ".0%",
-    }
-    title = f"Evidence for the reader as it is: gain in {worth['unit']}, by {worth['measure']}"
-    rows = [{"source": WITHOUT, **worth["without"]}, *worth["rows"]]
-    cost = f"{worth['calls']} calls of the reader, {worth['tokens']} tokens read by an LM"
-    return Table.of(title, rows, forms, [*worth["notes"], _MEANING, cost, worth["why"]])
-
-
-_MEANING = (
-    "low to high: 95 % interval of this row alone, which held after each query; p of no gain, by "
-    f"betting and Holm over all rows, decides (at most {LEVEL}); helped, hurt: queries that gain "
-    "or lose what matters; known: answered rightly without evidence; of these it destroyed, of the "
-    "others it gained; random is the control."
-)

@@ -5,11 +5,9 @@ few calls in flight. A missing answer (filtered, refused, empty, or cut while th
 counts as empty, is reported, and is not kept: the next run asks again.
 """
 
-import json
 import logging
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -94,7 +92,7 @@ class EndpointLM(LanguageModel):
         self._base_url = str(self._client.openai.base_url).rstrip("/")
         self.name = self._client.name = f"{args.lm} at {self._base_url}"
         self._counter_identity, self._counter = _open_counter(args.lm_tokenizer)
-        self._spent: Counter[str] = Counter()
+        self._new: list[Completion] = []  # answers that were paid
         self._unknown: set[str] = set()  # parameters that this model does not take
         self._mode: Endpoint | None = None
 
@@ -125,7 +123,7 @@ class EndpointLM(LanguageModel):
         return self
 
     def _choose(self, decide_by: Sequence[str]) -> Endpoint:
-        """Return and store the first mode that answers a one-token call; a single one is not tried.
+        """Return the first mode that answers a one-token call; a single one is not tried.
 
         Chats give no scores.
         """
@@ -139,20 +137,16 @@ class EndpointLM(LanguageModel):
             raise ConfigError("decide_by score needs --endpoint completions: chats give no scores")
         if len(modes) == 1:
             return modes[0]
-        question = {"base_url": self._base_url, "model": self._model}
-        key = digest({**question, "ways": [vars(mode) for mode in modes]})
-        if answer := self.answers.find([key]).get(key):
-            return Endpoint(**json.loads(answer.text))
         prompt, word = _TRIAL
         for mode in modes:
+            trial = self._question(mode, prompt, word if mode.decide_by == SCORE else None)
             try:
-                self._call(self._question(mode, prompt, word if mode.decide_by == SCORE else None))
+                if not self.answers.find([trial.key]):
+                    self._answer(trial)
                 break
             except Declined:
                 if mode == modes[-1]:
                     raise
-        self.answers.keep({key: Completion(json.dumps(vars(mode)))}, model=self._model)
-        logger.info("%s is asked by %s, labels by %s", self.name, mode.endpoint, mode.decide_by)
         return mode
 
     @property
@@ -178,14 +172,15 @@ class EndpointLM(LanguageModel):
 
         Tokens are None where the endpoint did not report those of every call.
         """
-        spent = Counter(self._spent)
-        self._spent.clear()
-        fields: dict[str, Json] = dict(vars(self.mode))
-        for name in ("calls", "unanswered"):
-            fields[name] = spent[name]
-        for name in ("prompt_tokens", "completion_tokens"):
-            fields[name] = None if spent["uncounted"] else spent[name]
-        return fields
+        new = self._new
+        self._new = []
+        return {
+            **vars(self.mode),
+            "calls": len(new),
+            "unanswered": sum(map(_is_empty, new)),
+            "prompt_tokens": _total([answer.num_prompt_tokens for answer in new]),
+            "completion_tokens": _total([answer.num_new_tokens for answer in new]),
+        }
 
     def close(self) -> None:
         """Close the connections."""
@@ -258,31 +253,19 @@ class EndpointLM(LanguageModel):
                     "continues from there"
                 ) from None
             answers = dict(chain.from_iterable(reply.items() for reply in replies))
-            self._count(list(answers.values()))
+            self._new += answers.values()
+            if num_empty := sum(map(_is_empty, answers.values())):
+                logger.warning(
+                    "%s: %d of %d answers are empty (filtered, refused, or in need of more "
+                    "--max_new_tokens): they count as such, and the next run asks again",
+                    self.name,
+                    num_empty,
+                    len(answers),
+                )
             return answers
 
         lines = [tuple(question.key for question in line) for line in questions]
         return self.answers.find_or_ask(lines, ask_new, advance)
-
-    def _count(self, answers: Sequence[Completion]) -> None:
-        """Count tokens, and warn of empty answers."""
-        for answer in answers:
-            tokens = (answer.num_prompt_tokens, answer.num_new_tokens)
-            self._spent.update(
-                calls=1,
-                unanswered=_is_empty(answer),
-                uncounted=None in tokens,
-                prompt_tokens=tokens[0] or 0,
-                completion_tokens=tokens[1] or 0,
-            )
-        if num_empty := sum(map(_is_empty, answers)):
-            logger.warning(
-                "%s: %d of %d answers are empty (filtered, refused, or in need of more "
-                "--max_new_tokens): they count as such, and the next run asks again",
-                self.name,
-                num_empty,
-                len(answers),
-            )
 
     def _answer(self, question: _Question) -> Completion:
         """Ask one question, and store its answer unless it is empty."""
@@ -330,6 +313,10 @@ class EndpointLM(LanguageModel):
                 text = without_reasoning(written.encode(errors="replace").decode())
         text = text if text.strip() else ""
         return Completion(text, usage.get("prompt_tokens"), num_new_tokens, chance)
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _is_empty(answer: Completion) -> bool:

@@ -166,8 +166,9 @@ class WorthArguments(Arguments):
     sources: list[str] | None = arg(
         None,
         f"{', '.join(SOURCES)} (the control), given (the arguments' own reranker), run:FILE (a "
-        "TREC run), or a first stage such as bm25, dense; default: all of the former, of ralm "
-        "first_stage and random.",
+        "TREC run), 'command:WORDS' (which reads the queries, a line each, and prints a JSON list "
+        "of passages for each), or a first stage such as bm25, dense; default: all of the former, "
+        "of ralm first_stage and random.",
         is_common=True,
     )
     measure: str | None = arg(

@@ -11,6 +11,7 @@ all m that it does not refute are an interval, which holds at all times together
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -22,7 +23,7 @@ from pgra.report.compare import LEVEL
 from pgra.report.metrics import holm
 
 SHARES = np.array([0.0625, 0.25, 0.5, 0.75, 1.0])
-_HALVINGS = 30
+_STEPS = 1 << 23  # of a bound, from 0 to 1
 
 
 def log_wealth(values: Values, mean: float = 0.0) -> float:
@@ -37,21 +38,22 @@ def log_wealth(values: Values, mean: float = 0.0) -> float:
     return float(wealth.max(initial=0))
 
 
-def find_bounds(values: Values, error: float = LEVEL) -> tuple[float, float]:
-    """Return the interval of the mean of values in [-1, 1] that always holds but with `error`."""
-    return _find_lower(values, error / 2), -_find_lower(-values, error / 2)
+def find_bounds(values: Values) -> tuple[float, float]:
+    """Return bounds of the mean of values in [-1, 1]; each always holds, but with error `LEVEL`.
+
+    The lower one is above 0 where the p of "no gain" is below `LEVEL`: both are one-sided.
+    """
+    return _find_lower(values), -_find_lower(-values)
 
 
-def _find_lower(values: Values, error: float) -> float:
-    low = -1.0
-    high = 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if log_wealth(values, middle) >= -math.log(error):
-            low = middle
-        else:
-            high = middle
-    return low
+def _find_lower(values: Values) -> float:
+    limit = -math.log(LEVEL)
+    lower = bisect_left(
+        range(1 - _STEPS, _STEPS),
+        True,
+        key=lambda step: log_wealth(values, step / _STEPS) < limit,
+    )
+    return lower / _STEPS - 1
 
 
 @dataclass(frozen=True)

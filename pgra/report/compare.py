@@ -211,7 +211,8 @@ def compare_runs(
     by_measure: dict[str, list[str]] = {}
     for task in tasks:
         by_measure.setdefault(task.partition(" ")[2], []).append(task)
-    has_labels = {run.task: bool(run.labels) for run in group.runs}
+    # A metric of all texts together has no mean over tasks.
+    sums = {run.task for run in group.runs if not run.labels and run.outcomes.parts is None}
     rows = list(group.points)
     if not rows:
         order = in_order([run.method for run in group.runs], METHOD_ORDER)
@@ -227,7 +228,7 @@ def compare_runs(
     for row in rows:
         for measure, family in by_measure.items():
             average = None  # where a mean over tasks makes no sense
-            if len(family) > 1 and all(has_labels.get(task, True) for task in family):
+            if len(family) > 1 and sums.isdisjoint(family):
                 average = f"{AVERAGE} {measure}".rstrip()
             if base not in (None, row):
                 comparisons |= _compare_row(results, family, row, str(base), average=average)

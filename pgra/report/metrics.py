@@ -17,14 +17,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Any, NamedTuple
+from statistics import fmean, geometric_mean, harmonic_mean
+from typing import Any
 
 import numpy as np
 import regex
 from rapidfuzz.distance import LCSseq
 
 from pgra.arrays import Counts, Values
-from pgra.data.answers import EXACT_MATCH, AnsweredExample, SumMetric
+from pgra.data.answers import AnsweredExample, SumMetric
 from pgra.data.tasks import Metric, find_metric
 from pgra.data.text import normalize_answer
 from pgra.errors import ConfigError
@@ -34,8 +35,6 @@ _FEW = 16
 _FLIPS = 9_999
 _DIGITS = 12  # sums in another order differ in a last digit
 _SAME = 1e-12
-RIGHT = "right"
-WRONG = "wrong"
 
 
 # Of labels.
@@ -213,43 +212,28 @@ def bleu_of_counts(counts: Sequence[int]) -> float:
 bleu = SumMetric(bleu_counts, bleu_of_counts)
 
 
-class Parent(NamedTuple):
-    """PARENT of one sentence, fractions.
-
-    `precision` is how much of it stands in the reference, or follows from the table; `recall` how
-    much of the reference and of the chosen cells it states.
-    """
-
-    precision: float
-    recall: float
-
-    @property
-    def f(self) -> float:
-        """The harmonic mean of both."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if self.precision else 0.0
-
-
 def parent(text: str, example: AnsweredExample) -> float:
     """Return PARENT's F of a sentence that describes a table."""
     table = example.table
     if table is None:
         raise ConfigError("metric 'parent' is for tables (kind totto or fetaqa): leave it out")
-    return parent_scores(text, example.answers, table.values, table.chosen_values).f
+    return harmonic_mean(parent_scores(text, example.answers, table.values, table.chosen_values))
 
 
 def parent_scores(
     text: str, references: Sequence[str], values: Sequence[str], chosen: Sequence[str]
-) -> Parent:
-    """Return PARENT of a sentence, by the reference that gives it the best F.
+) -> tuple[float, float]:
+    """Return PARENT's precision and recall of a sentence, by the reference of the best F.
 
-    `values` are all of the table's cells, titles included, `chosen` the highlighted ones.
+    They are fractions: how much of it stands in the reference, or follows from the table, and how
+    much of the reference and of the chosen cells it states. `values` are all of the table's cells,
+    titles included, `chosen` the highlighted ones.
     """
     tokens = tokenize(text)
     table_words = frozenset[str]().union(*map(tokenize, values))
     cells = [cell for cell in map(tokenize, chosen) if cell]
     scores = (_against(tokens, tokenize(reference), table_words, cells) for reference in references)
-    return max(scores, key=lambda score: score.f)
+    return max(scores, key=harmonic_mean)
 
 
 @cache
@@ -266,7 +250,7 @@ def tokenize(text: str) -> _Tokens:
 
 def _against(
     text: _Tokens, reference: _Tokens, table_words: frozenset[str], chosen: Sequence[_Tokens]
-) -> Parent:
+) -> tuple[float, float]:
     """Compare with one reference; the table's words are without column names, as released."""
     precisions = []
     recalls = []
@@ -290,7 +274,7 @@ def _against(
         # Its section 4: the less of the table a reference tells, the more the table itself counts.
         weight = 1 - _mentioned(chosen, reference)
         recall = recall ** (1 - weight) * (_mentioned(chosen, text) or _SMALL) ** weight
-    return Parent(precision, recall)
+    return precision, recall
 
 
 def _follows(gram: _Tokens, table_words: frozenset[str]) -> float:
@@ -306,14 +290,12 @@ def _mean_over_orders(values: Iterable[float]) -> float:
     first, *others = values
     if not first:
         return 0.0
-    positive = [first, *(value or _SMALL for value in others)]
-    return math.exp(sum(map(math.log, positive)) / len(positive))
+    return geometric_mean([first, *(value or _SMALL for value in others)])
 
 
 def _mentioned(values: Sequence[_Tokens], text: _Tokens) -> float:
     """Return the mean share of each value's words that a text has in their order."""
-    shares = [LCSseq.similarity(value, text) / len(value) for value in values]
-    return sum(shares) / len(shares)
+    return fmean(LCSseq.similarity(value, text) / len(value) for value in values)
 
 
 # What a run's metric is made of, for each of B examples. A resample of the examples is how often
@@ -331,8 +313,7 @@ class LabelOutcomes:
 
     @property
     def function(self) -> Metric:
-        """The metric; of texts that are right or wrong the share that is right."""
-        return accuracy if self.metric == EXACT_MATCH else find_metric(self.metric)
+        return find_metric(self.metric)
 
     @property
     def value(self) -> float:
@@ -393,7 +374,9 @@ class TextOutcomes:
 
     @property
     def kinds(self) -> Counts:
-        return np.arange(len(self.traits))
+        """The first row that is equal, (B,)."""
+        _, first, group = np.unique(self.traits, axis=0, return_index=True, return_inverse=True)
+        return np.asarray(first[group])
 
     @property
     def parts(self) -> Values | None:
@@ -480,14 +463,13 @@ class Difference:
 
 def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
     """Compare two methods' mean metric over seeds on the same examples, resampled together."""
-    values = bootstrap([*a, *b], seed=seed)
-    draws = np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS)
-    difference = float(np.mean([run.value for run in a]) - np.mean([run.value for run in b]))
     parts_a = [parts for run in a if (parts := run.parts) is not None]
     parts_b = [parts for run in b if (parts := run.parts) is not None]
     if parts_a and parts_b:
-        gaps = np.round(np.mean(parts_a, axis=0) - np.mean(parts_b, axis=0), _DIGITS)
-        return Difference(difference, draws, int((gaps != 0).sum()), gaps / len(gaps))
+        return compare_means(np.mean(parts_a, axis=0), np.mean(parts_b, axis=0), seed=seed)
+    values = bootstrap([*a, *b], seed=seed)
+    draws = np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS)
+    difference = float(np.mean([run.value for run in a]) - np.mean([run.value for run in b]))
     traits_a = np.mean([run.traits for run in a], axis=0)
     traits_b = np.mean([run.traits for run in b], axis=0)
     differs = np.round(traits_a - traits_b, _DIGITS).any(axis=1)
@@ -562,13 +544,11 @@ def combine_p(p_values: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for all tests together (Holm 1979), in the order given."""
-    n = len(p_values)
-    adjusted = [0.0] * n
-    before = 0.0
-    for rank, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
-        before = max(before, min(1.0, p_values[index] * (n - rank)))
-        adjusted[index] = before
-    return adjusted
+    values = np.array(p_values, np.float64)
+    order = values.argsort()
+    steps = values[order] * np.arange(len(values), 0, -1)
+    values[order] = np.minimum(np.maximum.accumulate(steps), 1)
+    return [*values.tolist()]
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:

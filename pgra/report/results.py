@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from pgra.data.tasks import TEXT_METRICS, measure_labels
 from pgra.errors import ArtifactError, DamageError, reading
 from pgra.reader.arguments import ReaderArguments, TrainingArguments
 from pgra.report.metrics import (
-    RIGHT,
-    WRONG,
     LabelOutcomes,
     Outcomes,
     TextOutcomes,
@@ -121,12 +119,10 @@ class Decisions:
     def answers(self, queries: Sequence[Example]) -> list[Answer]:
         """Return what was decided on each query, in the order of `predictions`."""
         answers = []
-        for i, (query, decision) in enumerate(zip(queries, self.predictions, strict=True)):
-            evidence = self.evidence[i] if self.evidence else ()
-            exemplars = self.exemplars[i] if self.exemplars else ()
-            details = self.details[i] if self.details else {}
-            answer = Answer(query, decision.label, decision.scores, evidence, exemplars, details)
-            answers.append(answer)
+        columns = (self.predictions, self.evidence, self.exemplars, self.details)
+        for query, decision, evidence, exemplars, details in zip_longest(queries, *columns):
+            more = (evidence or (), exemplars or (), details or {})
+            answers.append(Answer(query, decision.label, decision.scores, *more))
         return answers
 
 
@@ -175,15 +171,11 @@ def write_results(
         values = measure_labels(metric, outcomes.labels, predicted, names)
         interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
     metrics = {
-        "method": about["method"],
-        "task": about["task"],
-        "split": about["split"],
+        **about,
         "n": len(examples),
-        "metric": metric,
         "value": values[metric],
         "interval_95": None if interval is None else list(interval),
         "metrics": dict(values),
-        **about,
         "versions": package_versions(),
         "git_commit": git_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -290,11 +282,6 @@ class FinishedRun(RunFolder):
         return used if depth is None else {**used, "num_evidence": depth}
 
 
-def load_run(folder: Path, *, name: str | None = None) -> FinishedRun:
-    """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
-    return load_measures(folder, name=name)[0]
-
-
 def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
@@ -306,18 +293,11 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]
     metrics = read_metrics(folder)
     with reading(folder / PREDICTIONS_FILE, DamageError):
         lines = list(read_lines(folder / PREDICTIONS_FILE))
-        metric = metrics["metric"]
-        if "is_right" in lines[0]:
-            metric = EXACT_MATCH
-            labels = [RIGHT] * len(lines)
-            predicted = [RIGHT if line["is_right"] else WRONG for line in lines]
-            names = {RIGHT: None, WRONG: None}
-        else:
-            labels = [str(line["label"]) for line in lines]
-            predicted = [str(line["prediction"]) for line in lines]
-            names = {}
-            for line in lines:
-                names |= dict.fromkeys(line.get("scores") or ())
+        labels = [str(line["label"]) for line in lines]
+        predicted = [str(line["prediction"]) for line in lines]
+        names: dict[str, None] = {}
+        for line in lines:
+            names |= dict.fromkeys(line.get("scores") or ())
         names |= dict.fromkeys(sorted({*labels, *predicted}))
         run = FinishedRun(
             folder,
@@ -327,17 +307,18 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]
             seed=int(metrics["seed"]),
             arguments=RunFolder(folder).read_if_there(ARGUMENTS_FILE),
             metrics=metrics,
-            outcomes=LabelOutcomes(metric, labels, predicted, list(names)),
+            outcomes=LabelOutcomes(metrics["metric"], labels, predicted, list(names)),
             examples=digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
         )
         return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
 
 
 def _measures_of_texts(run: FinishedRun, lines: Sequence[Mapping[str, Any]]) -> list[FinishedRun]:
-    measures = [run] if "is_right" in lines[0] else []
+    measures = []
     for name in run.metrics["metrics"]:
         subset, _, metric = name.rpartition("/")
-        key = metric
+        is_exact = metric == EXACT_MATCH
+        key = "is_right" if is_exact else metric
         of_sum = None
         if f"{metric}_counts" in lines[0]:
             key = f"{metric}_counts"
@@ -349,7 +330,8 @@ def _measures_of_texts(run: FinishedRun, lines: Sequence[Mapping[str, Any]]) -> 
                 if not subset or line["is_overlap"] is SUBSETS[subset]
             ]
             outcomes = TextOutcomes(metric, np.array(values, np.float64), of_sum)
-            measures.append(replace(run, task=f"{run.task} {name}", outcomes=outcomes))
+            task = run.task if is_exact else f"{run.task} {name}"
+            measures.append(replace(run, task=task, outcomes=outcomes))
     return measures
 
 
@@ -399,10 +381,7 @@ def load_samples(path: Path) -> list[FinishedRun]:
         if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
             left_out.append(name)  # such as a perplexity
             continue
-        outcomes: Outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
-        if {*values} <= {0, 1}:
-            decided = [RIGHT if value else WRONG for value in values]
-            outcomes = LabelOutcomes("accuracy", [RIGHT] * len(values), decided, [RIGHT, WRONG])
+        outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
         run = SamplesRun(
             path,
             method=model,
@@ -501,7 +480,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     if runs:
         groups.append(Group("Results", runs))
     if not any(group.runs for group in groups):
-        where = ", ".join(str(path) for path in paths)
+        where = ", ".join(map(str, paths))
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
     return groups
 

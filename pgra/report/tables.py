@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
 from pgra.artifacts import write_aside
+from pgra.data.tasks import METRICS, TEXT_METRICS
 from pgra.errors import one_line
 from pgra.report.compare import AVERAGE, LEVEL, Study
 
@@ -77,13 +78,9 @@ class Table:
 
     def to_text(self) -> str:
         """Render for a terminal: columns aligned, bold cells with a star."""
-        # Room for the star is kept beside the others, so that digits stay in line.
-        has_bold = any(cell.is_bold for cell in chain.from_iterable(self.rows))
-        free = " " if has_bold else ""
-        rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
-        for first, *others in self.rows:
-            marked = [cell.text + ("*" if cell.is_bold else free) for cell in others]
-            rows.append([first.text, *marked])
+        rows = [list(self.columns)]
+        for row in self.rows:
+            rows.append([f"{cell.text}*" if cell.is_bold else cell.text for cell in row])
         lines = _aligned(rows, "  ")
         lines.insert(1, "-" * max(map(len, lines)))
         lines = [self.title, "", *map(str.rstrip, lines)]
@@ -233,11 +230,13 @@ def detail_table(study: Study) -> Table:
     return Table.of(title, [_numbers(study, *cell) for cell in cells], _DETAIL, notes)
 
 
-def long_table(study: Study) -> Table:
-    """Return a row for each row and task with all numbers, unrounded in CSV."""
-    rows = [_numbers(study, *cell) for cell in product(study.rows, study.columns)]
-    cells = [[Cell.of(value) for value in row.values()] for row in rows]
-    return Table(study.group.title, _LONG, cells)
+def long_table(studies: Sequence[Study]) -> Table:
+    """Return a row for each row and task of studies with all numbers, unrounded in CSV."""
+    rows = []
+    for study in studies:
+        for cell in product(study.rows, study.columns):
+            rows.append([Cell.of(value) for value in _numbers(study, *cell).values()])
+    return Table(studies[0].group.title, _LONG, rows)
 
 
 _DETAIL = {  # how each number is shown
@@ -318,7 +317,54 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, Any]:
     return numbers
 
 
-# A study as one figure: a line along what a grid varies, or a dot and its interval a row.
+# What `pgra worth` measured.
+
+BITS = "bits"
+WITHOUT = "without"
+_WORTH = {  # how each number is shown
+    "source": "",
+    "d": "",
+    "queries": "",
+    "gain": "+.2f",
+    "p": ".3f",
+    "helped": ".0%",
+    "hurt": ".0%",
+    BITS: ".2f",
+    **dict.fromkeys({**METRICS, **TEXT_METRICS}, ".1%"),
+    "known": "",
+    "destroyed": ".0%",
+    "gained": ".0%",
+}
+_OF_WORTH = (
+    "In parentheses: a lower and an upper bound of this row alone, each with 95 % confidence after "
+    "each query. p of no gain, by betting and Holm over all rows, decides (at most "
+    f"{LEVEL}). helped, hurt: queries that gain or lose what matters. known: answered rightly "
+    "without evidence; of these it destroyed, of the others it gained. random is the control."
+)
+
+
+def worth_table(worth: Mapping[str, Any]) -> Table:
+    """Return what was measured: a row an arm; cost, and what to take, stand below them."""
+    rows = [{"source": WITHOUT, **worth["without"]}]
+    for row in worth["rows"]:
+        texts = {}
+        for name in ("gain", "destroyed", "gained"):
+            ends = [f"{end:{_WORTH[name]}}" for end in row.get(name, {}).values()]
+            texts[name] = "{} ({} to {})".format(*ends) if ends else None
+        rows.append({**row, **texts})
+    cost = (
+        f"Cost: {worth['calls']} calls of the reader, {worth['tokens']} tokens read by an LM, "
+        f"{worth['seconds']} s."
+    )
+    return Table.of(
+        f"Evidence for the reader as it is: gain in {worth['unit']}, by {worth['measure']}",
+        rows,
+        _WORTH,
+        [*worth["notes"], _OF_WORTH, cost, worth["why"]],
+    )
+
+
+# A study as one figure: a dot and its interval a row.
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
@@ -327,22 +373,13 @@ def save_figure(figure: "Figure", path: Path) -> None:
         figure.savefig(aside, dpi=150)
 
 
-def number_axis(study: Study) -> str | None:
-    """Return the one argument that a grid varies, if it is a number; else None."""
-    if len(study.group.axes) != 1 or len(study.rows) < 2:
-        return None
-    (axis,) = study.group.axes
-    values = [point[axis] for point in study.group.points.values()]
-    return axis if all(type(value) in (int, float) for value in values) else None
-
-
 def draw_study(study: Study) -> "Figure":
     """Return the figure: a panel a task, and one for the average."""
     from matplotlib.figure import Figure
 
     width = min(len(study.columns), 3)
     height = math.ceil(len(study.columns) / width)
-    tall = 2.8 if number_axis(study) else 0.6 + 0.35 * len(study.rows)
+    tall = 0.6 + 0.35 * len(study.rows)
     figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
     for number, column in enumerate(study.columns, 1):
         _draw_panel(figure.add_subplot(height, width, number), study, column)
@@ -355,40 +392,25 @@ def draw_study(study: Study) -> "Figure":
 
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
     """Draw means (discs), seeds (rings), 95 % intervals (bars), the paper's values (diamonds)."""
-    along = number_axis(study)
-    points = study.group.points
     axes.set_title(f"{column}, %", fontsize="medium")
     rows = list(reversed(study.rows))
-    if along is not None:
-        rows = sorted(study.rows, key=lambda row: float(str(points[row][along])))
 
-    def draw(values: Sequence[float], at: Sequence[int], marks: str, **style: Any) -> None:
-        sides = (values, at) if along is None else (at, values)
-        axes.plot(*sides, marks, color="black", **style)
+    def draw(position: int, values: Sequence[float], marks: str, **style: Any) -> None:
+        percent = [100 * value for value in values]
+        axes.plot(percent, [position] * len(percent), marks, color="black", **style)
 
-    positions = range(len(rows))
-    means = []
-    paper = []
     for position, row in enumerate(rows):
-        result = study.results.get((row, column))
-        means.append(math.nan if result is None else 100 * result.mean)
-        paper.append(study.paper.get((row, column), math.nan))
-        if result is not None:
+        if paper := study.paper.get((row, column)):
+            draw(position, [paper / 100], "D", fillstyle="none", alpha=0.7)
+        if result := study.results.get((row, column)):
             # By Student's t over two seeds it can be wider than all values that there are.
-            ends = [100 * min(max(end, min(0.0, result.mean)), 1.0) for end in result.interval]
-            draw(ends, [position, position], "-", linewidth=3, alpha=0.4, zorder=0)
+            ends = [min(max(end, min(0.0, result.mean)), 1.0) for end in result.interval]
+            draw(position, ends, "-", linewidth=3, alpha=0.4, zorder=0)
             if len(result.runs) > 1:
-                values = [100 * run.value for run in result.runs]
-                draw(values, [position] * len(values), "o", fillstyle="none", markersize=5)
-    draw(means, positions, "o" if along is None else "o-")
-    if not all(map(math.isnan, paper)):
-        draw(paper, positions, "D" if along is None else "D--", fillstyle="none", alpha=0.7)
-    if along is not None:
-        axes.set_xticks(positions, [str(points[row][along]) for row in rows])
-        axes.set_xlabel(along)
-    else:
-        axes.set_yticks(positions, [row[:28] for row in rows])
-        axes.set_ylim(-0.6, len(rows) - 0.4)
+                draw(position, result.values, "o", fillstyle="none", markersize=5)
+            draw(position, [result.mean], "o")
+    axes.set_yticks(range(len(rows)), [row[:28] for row in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -421,15 +443,20 @@ class Sample:
 
 
 def render_page(
-    title: str, studies: Sequence[Study], samples: Sequence[Sample] = (), *, lead: str = ""
+    title: str,
+    studies: Sequence[Study],
+    samples: Sequence[Sample] = (),
+    *,
+    tables: Sequence[Table] = (),
+    lead: str = "",
 ) -> str:
-    """Return the page: title, `lead` with its line breaks, studies, then the samples by task."""
+    """Return the page: title, `lead` with its line breaks, tables, studies, samples by task."""
     from jinja2 import Environment, FileSystemLoader
 
-    parts = [
-        {"results": results_table(study), "detail": detail_table(study), "figures": _panels(study)}
-        for study in studies
-    ]
+    parts: list[dict[str, Any]] = [{"results": table} for table in tables]
+    for study in studies:
+        results = results_table(study)
+        parts.append({"results": results, "detail": detail_table(study), "figures": _panels(study)})
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True)
     template = environment.get_template("page.html")
     return template.render(title=title, lead=lead, parts=parts, samples=samples)

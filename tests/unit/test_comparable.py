@@ -1,10 +1,10 @@
 """Which runs may stand in one table, and the names of its rows."""
 
 import pytest
-from planted_runs import plant, plant_grid
+from planted_runs import load_run, plant, plant_grid
 
 from pgra.errors import ArtifactError
-from pgra.report.results import Group, check_comparable, load_collection, load_run, row_names
+from pgra.report.results import Group, check_comparable, load_collection, row_names
 
 
 def group_of(root, *runs):

@@ -115,7 +115,7 @@ def test_a_grid_has_its_points_in_order(tmp_path):
     table = results_table(found)
     shown = [[cell.text for cell in row] for row in table.rows]
     assert shown[:2] == [["k=50", "missing", ""], ["k=16", "97.5 (1 of 2 seeds)", "93.6"]]
-    numbers = next(row for row in long_table(found).rows if row[1].text == "k=50")
+    numbers = next(row for row in long_table([found]).rows if row[1].text == "k=50")
     assert {cell.value for cell in numbers} == {None}  # never 0
 
 

@@ -249,18 +249,6 @@ def test_what_trying_again_does_not_mend_is_reported_at_once(server, open_at, fa
     assert len(server.bodies) == 1
 
 
-@pytest.mark.slow
-def test_an_endpoint_that_dies_loses_no_answer(server, open_at):
-    server.dies_after = 2
-    with server.serve() as url:
-        with pytest.raises(ModelError, match="answers.sqlite"):
-            complete(open_at(url, max_parallel_calls=1))
-        server.dies_after = None
-        assert complete(open_at(url)) == TEXTS
-    answered = [str(body["prompt"]) for body in server.bodies]
-    assert [answered.count(prompt) for prompt in PROMPTS[:3]] == [1, 1, 8]
-
-
 def test_what_a_chat_model_does_not_take_is_left_out_once_it_says_so(server, open_at):
     server.unsupported = {"max_tokens", "temperature"}
     with server.serve() as url:

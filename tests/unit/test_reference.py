@@ -1,8 +1,7 @@
 import pytest
-from planted_runs import plant
+from planted_runs import load_run, plant
 
 from pgra.report.compare import AVERAGE, load_reference, load_references
-from pgra.report.results import load_run
 
 TASKS = ["sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj"]
 # Which printed averages are not those of the printed cells, by more than rounding: the notes say.

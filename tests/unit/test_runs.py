@@ -1,11 +1,11 @@
 """Runs and grids are read back with checks; what is damaged is refused by name."""
 
 import pytest
-from planted_runs import plant, plant_grid
+from planted_runs import load_run, plant, plant_grid
 
 from pgra.errors import ArtifactError
 from pgra.methods.arguments import RunArguments
-from pgra.report.results import load_collection, load_run
+from pgra.report.results import load_collection
 from pgra.runs import Run
 
 

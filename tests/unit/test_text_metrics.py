@@ -61,12 +61,9 @@ def test_precision_counts_what_the_table_says_beside_the_reference():
     of_reference = mean(2 / 3, 1.5 / 2.5, 1 / (5 / 3), 0.75 / 1.25)
     # The reference tells both chosen values whole: the table's own recall has no weight.
     found = parent("Ann Lee was born in Paris")
-    assert found.precision == pytest.approx(precision)
-    assert found.recall == pytest.approx(of_reference)
-    assert found.f == pytest.approx(2 * precision * of_reference / (precision + of_reference))
+    assert found == pytest.approx((precision, of_reference))
     unsupported = parent("Ann Lee was born in London")  # the control
-    assert unsupported.precision == pytest.approx(mean(5 / 6, 4 / 5, 3 / 4, 2 / 3))
-    assert unsupported.recall == pytest.approx(found.recall)
+    assert unsupported == pytest.approx((mean(5 / 6, 4 / 5, 3 / 4, 2 / 3), of_reference))
 
 
 def test_recall_turns_to_the_table_where_the_reference_leaves_it_untold():
@@ -76,8 +73,8 @@ def test_recall_turns_to_the_table_where_the_reference_leaves_it_untold():
     # (ann lee sang) with nothing longer: small in place of both zeros, 1 where there is none.
     found = parent("1925 lee", references=["Ann Lee sang"])
     of_reference = mean(1 / 2, 1e-5, 1e-5, 1)
-    assert found.recall == pytest.approx(math.sqrt(of_reference * 0.75))
-    assert found.precision == pytest.approx(mean(1, 1, 1e-5, 1e-5))
+    recall = math.sqrt(of_reference * 0.75)
+    assert found == pytest.approx((mean(1, 1, 1e-5, 1e-5), recall))
 
 
 def test_normalising_is_squads_and_any_alias_is_right():

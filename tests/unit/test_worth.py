@@ -1,12 +1,17 @@
 """What evidence is worth: copied answers, controls, hidden labels, runs that take the best."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import BAD, GOOD, THINGS, review_rows, with_retriever, write_jsonl
+from loopback import LoopbackEndpoint, Written, toy_writer
 from method_runs import run_of
 
 import pgra
-from pgra.errors import ArtifactError, PgraError
+from pgra.cli import main
+from pgra.errors import ArtifactError, ModelError, PgraError
 from pgra.experiments.worth import (
     WorthStudy,
     calibrate,
@@ -16,6 +21,7 @@ from pgra.experiments.worth import (
 from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
 from pgra.methods.ralm import Ralm
+from pgra.prompts import SEPARATOR
 from pgra.rerank.bank import query_key
 from pgra.runs import run
 
@@ -35,6 +41,7 @@ def test_calibration_sees_no_label_of_a_query_or_a_later_one():
 
 
 QUESTIONS = [{"question": f"What is {n}?", "answers": [f"word{n}"]} for n in range(60)]
+RIGHT = [[f"It is word{n}", "Nothing"] for n in range(60)]
 
 
 @pytest.fixture
@@ -46,13 +53,14 @@ def echo(monkeypatch):
 
 
 def test_a_reader_that_copies_evidence_is_helped_by_the_right_one(echo, lm_dirs):
-    right = [[f"It is word{n}", "Nothing"] for n in range(60)]
-    arms = {"right": right, "half": [right[n // 2 * 2] for n in range(60)], "none": [["No"]] * 60}
+    arms = {"right": RIGHT, "half": [RIGHT[n // 2 * 2] for n in range(60)], "none": [["No"]] * 60}
     found = pgra.worth(str(lm_dirs["gpt2"]), QUESTIONS, arms, depths=[1])
     rows = {row["source"]: row for row in found["rows"]}
     assert found["best"] == rows["right"]
-    assert (rows["right"]["gain"], rows["right"]["gained"], rows["right"]["known"]) == (100, 1, 0)
-    assert rows["right"]["low"] > 50 > rows["half"]["gain"] - rows["half"]["queries"]
+    means = [rows["right"][name]["mean"] for name in ("gain", "gained")]
+    assert (means, rows["right"]["destroyed"], rows["right"]["known"]) == ([100, 1], {}, 0)
+    assert rows["right"]["gain"]["low"] > 50
+    assert rows["half"]["gain"]["mean"] < 80
     assert found["why"].startswith("right, d = 1: +100 points (")
     assert rows["none"]["queries"] == rows["half"]["queries"] == found["queries"] == 20
     assert found["calls"] == 80
@@ -64,14 +72,72 @@ def test_a_reader_that_copies_evidence_is_helped_by_the_right_one(echo, lm_dirs)
 
 
 def test_what_cannot_be_compared_is_refused(echo, lm_dirs):
-    def refuse(words, questions=QUESTIONS, passages=60, **options):
+    def refuse(words, questions=QUESTIONS, passages=60, depths=(1,), **options):
+        arms = {"a": [["b"]] * passages}
         with pytest.raises(PgraError, match=words):
-            pgra.worth(str(lm_dirs["gpt2"]), questions, {"a": [["b"]] * passages}, **options)
+            pgra.worth(str(lm_dirs["gpt2"]), questions, arms, depths=depths, **options)
 
     refuse("20 examples or more, not 19", QUESTIONS[:19], 19)
     refuse("59 lists", passages=59)
+    refuse("1 passages a query", depths=[1, 2])
     refuse("measure", measure="bleu")
     refuse("text of a list", [{"question": "Who?", "answers": "['a', b]"}] * 60)
+
+
+SED = r"""command:sed 's/.* \(.*\)?/["It is word\1"]/'"""
+
+
+def test_a_command_finds_passages_for_questions_of_any_columns(
+    echo, lm_dirs, tmp_path, monkeypatch
+):
+    lines = ["q,a", *(f"{r['question']},{r['answers'][0]}" for r in QUESTIONS)]
+    (tmp_path / "q.csv").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    reader = f"--reader_lm {lm_dirs['gpt2']} --depths 1 --json worth.json"
+    words = f"worth --questions q.csv --columns question=q answers=a {reader} --sources".split()
+    assert main([*words, SED]) == 0
+    assert main(["report", "worth.json", "--output", "page.html"]) == 0
+    for text in ("100% (", "go on with its first 1 passages"):
+        assert text in Path("page.html").read_text()
+    for command in ("command:false", "command:echo text", "command:echo []"):
+        assert main([*words, command]) == 2
+
+
+def read_evidence(prompt, *_):
+    return Written(f" {prompt.split(SEPARATOR)[-2:][0].split()[-1]}", 1, 1)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    server = LoopbackEndpoint(read_evidence)
+    with server.serve() as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        yield server
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_dies_is_asked_nothing_twice(server):
+    ask = partial(pgra.worth, "openai:toy", QUESTIONS, {"right": RIGHT}, depths=[1])
+    server.dies_after = 30
+    with pytest.raises(ModelError, match="answers.sqlite"):
+        ask()
+    server.dies_after = None
+    found = ask()
+    assert found["best"]["gain"]["mean"] == 100
+    prompts = [str(body) for body in server.bodies]
+    assert {*prompts[:30]}.isdisjoint(prompts[30:])
+
+
+def test_labels_are_written_where_an_endpoint_scores_no_words(server):
+    rows = review_rows(60)
+    arms = {"right": [[f"It is {row['label']}"] for row in rows]}
+    ways = (["chat"], read_evidence, "accuracy"), (["completions"], toy_writer, "bits")
+    for server.endpoints, server.writer, measure in ways:
+        found = pgra.worth("openai:toy", rows, arms, depths=[1], task="sst2")
+        assert (found["measure"], bool(found["best"])) == (measure, measure == "accuracy")
 
 
 @pytest.fixture
@@ -104,10 +170,10 @@ def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
     found = measure_worth(args, WorthArguments(depths=[1, 8]))
     rows = {(row["source"], row["d"]): row for row in found["rows"]}
     assert {d for _, d in rows} == {1, 6}  # no more than candidates
-    assert rows["first_stage", 1]["low"] > 0.2
+    assert rows["first_stage", 1]["gain"]["low"] > 0.2
     assert rows["first_stage", 1]["accuracy"] > 0.9 > 0.7 > found["without"]["accuracy"]
-    assert rows["random", 1]["low"] < 0.05
-    assert rows["random", 1]["gain"] < 0.2
+    assert rows["random", 1]["gain"]["low"] < 0.05
+    assert rows["random", 1]["gain"]["mean"] < 0.2
     assert found["without"]["bits"] == pytest.approx(-1, abs=0.1)  # two labels, half each
     assert found["why"].startswith("first_stage, d = ")
     assert found["changes"]["reranker"] == "none"
@@ -117,7 +183,25 @@ def test_evidence_with_the_answer_is_worth_a_bit(args, words_read, tmp_path):
     how = WorthArguments(depths=[1], sources=["first_stage", "head"])
     found = measure_worth(args, how)
     assert (found["best"], found["changes"]) == (None, {"num_evidence": 0})
-    assert all(row["low"] < 0 for row in found["rows"])
+    assert all(row["gain"]["low"] < 0 for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_a_t5_is_asked_nothing_twice(args, words_read, monkeypatch):
+    read, score = [], Pgra.score
+    monkeypatch.setattr(Pgra, "score", lambda self, lines: read.extend(lines) or score(self, lines))
+
+    def ask(args=args, **sources):
+        read.clear()
+        found = measure_worth(args, WorthArguments(depths=[1], **sources))
+        return len(read), {name: found[name] for name in ("rows", "why", "calls")}
+
+    calls, first = ask(sources=["first_stage"])
+    assert calls == first["calls"] > 0
+    assert ask(sources=["first_stage"]) == (0, first)
+    # The control: with other words it is another reader.
+    other = args.change("reader", reader_template="{text} So")
+    assert ask(other, sources=["first_stage"])[0] == calls
 
 
 @pytest.mark.slow
@@ -133,9 +217,7 @@ def test_a_head_is_fitted_to_none_of_its_queries(args, tmp_path, monkeypatch):
         fitted.clear()
         lines = study.find_evidence(name)
         assert len(fitted) == count
-        assert all(
-            line.text != q.text for q, o in zip(study.queries, lines, strict=True) for line in o
-        )
+        assert all(q.text not in texts for q, texts in zip(study.queries, lines, strict=True))
     stages = study.method.stages
     query = next(query for query in study.queries if query.text == review_rows(2)[0]["text"])
     for stages.finds_itself in (False, True):
