@@ -2,9 +2,7 @@
 
 import base64
 import json
-import sys
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, of_pairs, ove
 from test_endpoint import tls_context
 from transformers import AutoModelForCausalLM
 
-import pgra
 from pgra.context import Context
 from pgra.errors import PgraError
 from pgra.exemplars.selector import build_prompt
@@ -151,23 +148,3 @@ def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path
         args = CompleterArguments(lm=url, endpoint="completions")
         lm = open_lm(args, Context(artifacts=tmp_path))
         assert lm.complete(["Q"], max_new_tokens=1, stop="\n")[0].text == " warm"
-
-
-def test_vllm_in_this_process_is_asked_as_its_api_has_it(lm_dirs, monkeypatch):
-    folder, made = str(lm_dirs["opt"]), {}
-
-    def encode(prompts, *, pooling_task, use_tqdm):
-        found = [stock_state(folder, one["prompt_token_ids"]) for one in prompts]
-        return [SimpleNamespace(outputs=SimpleNamespace(data=state)) for state in found]
-
-    def load(_, **how):
-        return made.update(how) or SimpleNamespace(encode=encode)
-
-    vllm = SimpleNamespace(LLM=load, __version__="0.32.0")
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(PoolerConfig=dict))
-    opened = [
-        pgra.Reranker(lm, template="{text}", similarity="dot") for lm in (f"vllm:{folder}", folder)
-    ]
-    np.testing.assert_allclose(*(lm.score("Dull!", SENTENCES) for lm in opened), rtol=1e-4)
-    assert made["pooler_config"] == {"seq_pooling_type": "LAST", "use_activation": False}
