@@ -13,11 +13,13 @@ from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, of_pairs, ove
 from test_endpoint import tls_context
 from transformers import AutoModelForCausalLM
 
+from pgra.cli import main
 from pgra.context import Context
 from pgra.errors import PgraError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
+from pgra.lm.causal_lm import CausalLM
 from pgra.rerank.arguments import LikelihoodArguments, RerankArguments
 from pgra.rerank.base import RerankRequest
 from pgra.rerank.states import BankedReranker
@@ -148,3 +150,13 @@ def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path
         args = CompleterArguments(lm=url, endpoint="completions")
         lm = open_lm(args, Context(artifacts=tmp_path))
         assert lm.complete(["Q"], max_new_tokens=1, stop="\n")[0].text == " warm"
+
+
+def test_a_cut_lms_last_states_are_those_of_the_depth(lm_dirs, tmp_path):
+    folder = str(lm_dirs["llama"])
+    words = ["lm", "cut", folder, "1", str(tmp_path / "cut")]
+    assert [main(words), main(words)] == [0, 2]  # there already
+    opened = [CausalLM(tmp_path / "cut"), CausalLM(folder, layer="1"), CausalLM(folder)]
+    cut, depth, last = (lm.states([[5, 6, 7]]) for lm in opened)
+    np.testing.assert_allclose(cut, depth, rtol=1e-6)
+    assert abs(cut - last).max() > 1e-3  # the control
