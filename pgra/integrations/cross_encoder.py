@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sentence_transformers.cross_encoder.model_card import CrossEncoderModelCardData
 
 from pgra.arrays import Values
 
@@ -20,6 +21,7 @@ class PgraCrossEncoder:
 
     def __init__(self, reranker: "Reranker") -> None:
         self.reranker = reranker
+        self.model_card_data = CrossEncoderModelCardData()  # where evaluators write
 
     def predict(self, sentences: Sequence[Any], **options: Any) -> Any:  # noqa: ARG002
         """Return the score of each (query, document) pair, (n,) float32; of one pair a number.

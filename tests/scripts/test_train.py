@@ -57,7 +57,7 @@ def test_two_processes_train_as_one(bench, first):
     two["per_device_train_batch_size"] = 4
     assert "(reused)" in bench.make("two", **two).out
     two["per_device_train_batch_size"] = 2
-    assert "total_train_batch_size 4, this run asks for 2" in bench.train("two", **two).error
+    assert "--total_train_batch_size 4 (now 2)" in bench.train("two", **two).error
 
 
 STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
