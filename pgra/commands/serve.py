@@ -272,7 +272,7 @@ def build_app(
 
 @dataclass(kw_only=True)
 class RerankerArguments(Arguments):
-    """How --lm orders documents."""
+    """How --lm orders documents, and what decides questions beside it."""
 
     reranker: str = arg(
         "likelihood",
@@ -282,6 +282,12 @@ class RerankerArguments(Arguments):
     )
     task: str | None = arg(
         None, "Whose prompt prompted shows, without examples.", needs={"reranker": "prompted"}
+    )
+
+    classifier: list[str] = arg(
+        [],
+        "Saved classifiers, folders or OWNER/NAME: each decides the questions whose options are "
+        "its labels, and whose instructions its template has.",
     )
 
     def open_reranker(self, lm: CompleterArguments, device: str) -> "Reranker | None":
@@ -299,17 +305,6 @@ class RerankerArguments(Arguments):
             dtype=lm.lm_dtype,
             by=by,
         )
-
-
-@dataclass(kw_only=True)
-class DeciderArguments(RerankerArguments):
-    """What decides questions about a state, besides --lm."""
-
-    classifier: list[str] = arg(
-        [],
-        "Saved classifiers, folders or OWNER/NAME: each decides the questions whose options are "
-        "its labels, and whose instructions its template has.",
-    )
 
     def open_decider(self, lm: CompleterArguments, device: str) -> "Decider | None":
         """Open what decides; None without a classifier or a causal LM that reads here."""
@@ -330,7 +325,7 @@ class DeciderArguments(RerankerArguments):
 
 
 @dataclass(kw_only=True)
-class ServeArguments(MemoryArguments, DeciderArguments):
+class ServeArguments(MemoryArguments, RerankerArguments):
     """What is served, and where."""
 
     index_dir: str | None = arg(None, "An index, for /v1/search: its folder, or OWNER/NAME.")
@@ -413,7 +408,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @dataclass(kw_only=True)
-class AgentArguments(MemoryArguments, FamilyArguments, DeciderArguments):
+class AgentArguments(MemoryArguments, FamilyArguments, RerankerArguments):
     """Whose memory agents share, and what they rerank and decide by."""
 
 

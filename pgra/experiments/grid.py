@@ -273,10 +273,8 @@ def run_grid(
 
     worker = context.worker
     if context.is_main and not worker.is_part:
-        answers, num_missing = check_sources([run.args for run in runs if not run.is_finished])
+        answers, _ = check_sources([run.args for run in runs if not run.is_finished])
         logger.info("ablate: %s", "\n".join(["data and models:", *answers]))
-        if num_missing:
-            logger.warning("ablate: %d of these are missing, and their runs fail", num_missing)
     failures: dict[str, str] = {}
     # By seed, so that a stopped grid can be reported.
     left = sorted(runs, key=lambda run: run.args.seed)

@@ -131,7 +131,7 @@ class Decider:
         """
         text = _as_text(state)
         (parsed,) = self._parse({"": question})
-        label = str(answer).lower() if isinstance(answer, bool) else str(answer)
+        label = _as_text(answer)
         if label not in parsed.options:
             raise DataError(f"answer {show(answer)} is not of {show(parsed.options)}")
         classifier = self._find_classifier(parsed)
@@ -255,5 +255,5 @@ def _key(question: Question) -> str:
 
 
 def _as_text(state: Json) -> str:
-    """Write a state or instructions as the prompt shows them."""
+    """Write a state, instructions or an answer as the prompt shows them."""
     return state if isinstance(state, str) else json.dumps(state, ensure_ascii=False)
