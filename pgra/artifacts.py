@@ -33,7 +33,7 @@ import numpy.typing as npt
 import xxhash
 
 from pgra.context import ALONE, Context
-from pgra.errors import ArtifactError, DamageError, cut, name_file, reading
+from pgra.errors import ArtifactError, BusyError, DamageError, cut, name_file, reading
 from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
@@ -423,7 +423,7 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
     is whole, so the lock lies beside it. On a disk without locks there is a warning, and no lock.
 
     Raises:
-        ArtifactError: If another job holds it.
+        BusyError: If another job holds it.
     """
     from filelock import FileLock, Timeout
 
@@ -434,7 +434,7 @@ def lock_folder(folder: Path, *, wait: bool = False, is_new: bool = False) -> It
         lock.acquire(timeout=0)
     except Timeout:
         if not wait:
-            raise ArtifactError(
+            raise BusyError(
                 f"{folder} is in use by another pgra job: wait for it, or choose another folder"
             ) from None
         logger.info("waiting for another job that is making %s", folder)

@@ -96,6 +96,10 @@ class ArtifactError(PgraError):
     """A folder on disk that is stale, foreign, damaged or in use."""
 
 
+class BusyError(ArtifactError):
+    """A folder that another job holds."""
+
+
 class DamageError(ArtifactError):
     """Files that are not what was written; `what` says which, and what is wrong."""
 

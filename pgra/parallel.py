@@ -44,15 +44,19 @@ class Worker:
         """Return every `world`-th unit, from `rank`."""
         return list(units[self.rank :: self.world])
 
+    def order(self, units: Sequence[Unit]) -> list[Unit]:
+        """Return this worker's units, then from the end those of others."""
+        others = [unit for number, unit in enumerate(units) if number % self.world != self.rank]
+        return [*self.share(units), *reversed(others)]
+
     def claim(self, units: Sequence[Unit], record: Callable[[Unit], Path]) -> Iterator[Unit]:
-        """Yield this worker's units, then unclaimed ones from the end of other workers' shares.
+        """Yield this worker's units, then unclaimed ones of other workers, in their `order`.
 
         A unit is done when the file `record` is there. A worker claims a unit by creating
         `claim_path` of it, and removes that when the unit is done. A claim that was left by a
         killed process of the same rank counts as its own.
         """
-        others = [unit for number, unit in enumerate(units) if number % self.world != self.rank]
-        for unit in [*self.share(units), *reversed(others)]:
+        for unit in self.order(units):
             claim = claim_path(record(unit))
             claim.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError), claim.open("x") as file:  # O_EXCL

@@ -7,7 +7,7 @@ reads them again later.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -379,12 +379,14 @@ def run_all(
         method = shared.with_seed(args)
         method.check()
         _check_same_run(method)
-    shared.prepare()
     finished: dict[int, Run] = {}
-    for seed, args in runs.items():
-        if len(runs) > 1:
-            logger.info("seeds: seed %d (%d of %d)", seed, len(finished) + 1, len(runs))
-        with lock_run(args.folder, context):
+    with ExitStack() as stack:
+        for args in runs.values():
+            stack.enter_context(lock_run(args.folder, context))
+        shared.prepare()
+        for seed, args in runs.items():
+            if len(runs) > 1:
+                logger.info("seeds: seed %d (%d of %d)", seed, len(finished) + 1, len(runs))
             method = shared.with_seed(args)
             finished[seed] = _make(method, notes, may_lack_reader=may_lack_reader)
     return finished
@@ -483,10 +485,7 @@ def _check_same_run(method: Method) -> None:
             for name in old.keys() & new.keys() - FREE - {"artifacts_dir", "device"}:
                 if canonical_json(old[name]) != canonical_json(new[name]):
                     changes.append(f"--{name} {old[name]} (now {new[name]})")
-        # The number of processes is not a flag, but decides some.
-        if not changes or run.read(IDENTITY_FILE).get("num_processes") != fields.get(
-            "num_processes"
-        ):
+        if not changes:
             raise
         raise ArtifactError(
             f"{run.folder} was made with {', '.join(sorted(changes))}: {way_out}"
@@ -494,16 +493,13 @@ def _check_same_run(method: Method) -> None:
 
 
 def _check_same_inputs(run: RunFolder, method: Method, *, free: set[str]) -> None:
-    """Raise an ArtifactError if a run's inputs changed.
-
-    Fields in `free` may differ, and how many processes trained it.
-    """
+    """Raise an ArtifactError if a run's inputs changed; fields in `free` may differ."""
     way_out = "its data, task or models changed since; restore them, or run it again"
-    run.check_identity(identity(method), way_out, {*free, "num_processes"})
+    run.check_identity(identity(method), way_out, free)
 
 
 def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
-    """Hold the folder of a run, or of several, in the main process; an ArtifactError if in use."""
+    """Hold the folder of a run in the main process; a BusyError if another job does."""
     return lock_folder(folder) if context.is_main else nullcontext()
 
 

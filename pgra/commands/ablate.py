@@ -15,7 +15,6 @@ from pgra.config import (
     read_yaml,
     wants_help,
 )
-from pgra.context import join_context
 from pgra.errors import ConfigError, PgraError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class GridArguments(common.SeriesArguments):
+class GridArguments(common.SeriesArguments, common.WorkArguments):
     """How a grid is run."""
 
     GROUP = "Options"
@@ -65,7 +64,7 @@ def main(words: Sequence[str]) -> int:
         )
     options, rest = parse_first(GridArguments, words[1:])
     from pgra.experiments.grid import make_runs, read_grid, run_grid, write_grid
-    from pgra.runs import lock_run, run_all
+    from pgra.runs import run_all
 
     grid = read_grid(words[0], demo=options.demo)
     flags = common.given_names(rest)
@@ -82,7 +81,7 @@ def main(words: Sequence[str]) -> int:
         lambda task, point: resolve_point(grid, task, point, rest, root),
         [] if "task" in flags else options.tasks,
     )
-    context = join_context(runs[0].args.runtime.device)
+    context = options.join(runs[0].args.runtime.device)
     common.quiet_libraries()
     if options.dry_run:
         lines = [run.name + (", finished" if run.is_finished else "") for run in runs]
@@ -91,14 +90,16 @@ def main(words: Sequence[str]) -> int:
         return 0
 
     def make(args: "RunArguments") -> None:
-        run_all({args.seed: args}, context, may_lack_reader=True)
+        run_all({args.seed: args}, context.unshared(), may_lack_reader=True)
 
-    with lock_run(root, context):
-        if context.is_main:
-            write_grid(grid, runs, root)
-        context.barrier()
-        failures = run_grid(runs, make, context, drop_readers=options.drop_readers)
-    if not context.is_main:
+    if context.is_main:
+        write_grid(grid, runs, root)
+    context.barrier()
+    failures = run_grid(runs, make, context, drop_readers=options.drop_readers)
+    if context.worker.is_part:
+        num_left = sum(not run.is_finished for run in runs)
+        common.say(f"{root}: {num_left} of {len(runs)} runs are left; others may be making them")
+    if context.worker.is_part or not context.is_main:
         return 1 if failures else 0
     return _show_results(grid, [run for run in runs if run.is_finished], failures, root)
 

@@ -58,8 +58,8 @@ class WorkArguments(Arguments):
 
     shard: str | None = arg(
         None,
-        "I/N: encode or read what part I, from 0, of N has to do, then what slow parts have left, "
-        "and end. The same command without it continues from there.",
+        "I/N: do what part I, from 0, of N has to do, then what slow parts have left, and end. The "
+        "same command without it continues from there.",
     )
 
     def join(self, device: str, artifacts: Path = ALONE.artifacts) -> Context:

@@ -1,20 +1,46 @@
-"""`pgra list`: the tasks, and the models and data that come inside packages."""
+"""`pgra list`: the tasks, the models and data inside packages, and what answers to a grid's."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
+from pgra.commands.ablate import resolve_point
 from pgra.commands.common import parse, say
+from pgra.config import Arguments, arg
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled, install_command
 from pgra.data.tasks import GenerationTask, Task
+
+
+@dataclass(kw_only=True)
+class ListArguments(Arguments):
+    """What is listed."""
+
+    resolve: str | None = arg(
+        None, "A grid, whose data and models are looked for; exit code 1 if one is missing."
+    )
 
 
 def main(argv: Sequence[str]) -> int:
     """List the tasks, and the models and data that come inside packages.
 
-    Example:
+    Examples:
       pgra list
+      pgra list --resolve main
     """
-    parse(main, [], argv)
+    (args,) = parse(main, [ListArguments], argv)
+    if args.resolve is not None:
+        from pgra.experiments.dry_run import check_sources
+        from pgra.experiments.grid import make_runs, read_grid
+
+        grid = read_grid(args.resolve)
+        root = Path("runs")
+        runs = make_runs(
+            grid, [], root, lambda task, point: resolve_point(grid, task, point, [], root)
+        )
+        answers, num_missing = check_sources([run.args for run in runs])
+        say("\n".join([*answers, f"{num_missing} of {len(answers)} are missing"]))
+        return int(num_missing > 0)
     lines = ["tasks, for --task:"]
     for task in map(Task.load, Task.names()):
         files = f"hub: {task.hub.id}" if task.hub else "give files"

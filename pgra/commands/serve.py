@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -25,7 +26,7 @@ from pgra.config import Arguments, arg
 from pgra.errors import ConfigError, DataError, ModelError, PgraError, device_fault
 from pgra.lm import as_state_lm
 from pgra.lm.base import CompleterArguments
-from pgra.lm.names import find_entry
+from pgra.lm.names import find_entry, is_model
 from pgra.memory.chat import page
 from pgra.memory.lookup import LookupArguments
 from pgra.memory.memory import Memory
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from pgra.integrations.systemone import Decider
     from pgra.memory.chat import Page
     from pgra.rerank.reranker import Reranker
     from pgra.retrieval.dense import Index
-    from pgra.runs import Run
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _TOKEN = "PGRA_TOKEN"
@@ -49,10 +50,13 @@ _MOST_BYTES = 16 << 20  # of a body
 _MOST_SECONDS = 60  # until all of it is there
 _MOST_FIELDS = 16  # of a form
 _MOST_WAITING = 32  # requests
-_SECONDS_BETWEEN = 0.02  # looks at whether it is a request's turn
 _SECONDS_TO_END = 5  # after SIGTERM
 _VERSIONS = ("", "/v1", "/v2")  # that clients write before a route
-_JSON = "application/json"
+_DECIDE = (
+    "Answer questions about a state with probabilities. Each has instructions and a type: choice "
+    "(criteria: what each option means), score (criteria: the levels, lowest first) or noul (yes "
+    "or no)."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +83,19 @@ class SearchBody(msgspec.Struct):
     k: _Count = 10
 
 
-class Labelled(msgspec.Struct):
-    text: _Text
-    label: _Text
+_State = str | dict[str, Any] | list[Any]
 
 
-class ClassifyBody(msgspec.Struct):
-    inputs: Annotated[list[str | dict[str, str]], _some]
-    examples: Annotated[list[Labelled], _some] | None = None
+class DecideBody(msgspec.Struct):
+    state: _State
+    questions: Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=64)]
+    assets: Annotated[dict[str, Any], msgspec.Meta(max_length=0)] = {}
+
+
+class FeedbackBody(msgspec.Struct):
+    state: _State
+    question: dict[str, Any]
+    answer: str | int | bool
 
 
 def rerank(reranker: "Reranker", name: str, body: RerankBody) -> Mapping[str, Any]:
@@ -107,32 +116,14 @@ def search(index: "Index", body: SearchBody) -> Mapping[str, Any]:
     return {"results": [vars(hit) for hit in index.search(body.query, k=body.k)]}
 
 
-def classify(run: "Run | None", lm: Any, body: ClassifyBody) -> Mapping[str, Any]:
-    """Decide texts by the run; or by an LM's head, learnt from the request's examples."""
-    from pgra.methods.classifier import Classifier
+def decide(decider: "Decider", name: str, body: DecideBody) -> Mapping[str, Any]:
+    answers = decider.answer(body.state, body.questions)
+    return {"model": name, "answers": answers, "usage": {"input_tokens": 0, "output_tokens": 0}}
 
-    texts = list(body.inputs)
-    answers: Any
-    if body.examples and lm is not None:
-        decider = Classifier(lm, [(example.text, example.label) for example in body.examples])
-        answers = decider.decide(texts)
-    elif body.examples or run is None:
-        raise ConfigError("examples need a server with --lm, and texts without them one with --run")
-    else:
-        answers = run.predict(texts)
-    decisions: list[dict[str, Any]] = []
-    for text, answer in zip(texts, answers, strict=True):
-        labels = {label: {"confidence": score} for label, score in answer.scores.items()}
-        decisions.append(
-            {
-                "id": str(len(decisions)),
-                "input": text if isinstance(text, str) else " ".join(text.values()),
-                "prediction": answer.label,
-                "confidence": answer.scores.get(answer.label, 0.0),
-                "labels": labels,
-            }
-        )
-    return {"classifications": decisions}
+
+def learn(decider: "Decider", body: FeedbackBody) -> Mapping[str, Any]:
+    decider.learn(body.state, body.question, body.answer)
+    return {"answer": body.answer}
 
 
 Endpoint = tuple[type, Callable[[Any], Mapping[str, Any]]]  # a body, and what answers it
@@ -160,7 +151,8 @@ class Turns:
     """Answers requests one after the other: models and a memory have one user at a time."""
 
     def __init__(self) -> None:
-        self._line = list["Request"]()  # the first one's work is being done
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
 
     async def answer(self, request: "Request", work: Callable[[], "Response"]) -> "Response":
         """Do the work in a thread when it is its turn, unless the client leaves before."""
@@ -168,22 +160,21 @@ class Turns:
         from starlette.exceptions import HTTPException
         from starlette.requests import ClientDisconnect
 
-        if len(self._line) >= _MOST_WAITING:
+        if self._num_waiting >= _MOST_WAITING:
             raise HTTPException(503, f"{_MOST_WAITING} requests are waiting: try again later")
-        self._line.append(request)
+        self._num_waiting += 1
         try:
-            while self._line[0] is not request:
-                await asyncio.sleep(_SECONDS_BETWEEN)
+            async with self._turn:
                 if await request.is_disconnected():
                     raise ClientDisconnect
-            return await run_in_threadpool(work)
+                return await run_in_threadpool(work)
         except (ValueError, RecursionError) as error:
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             if frame.f_globals["__name__"].startswith("pgra."):
                 raise  # what our own code refuses is the request's fault
             raise ModelError(f"{type(error).__name__}: {error}") from error
         finally:
-            self._line.remove(request)
+            self._num_waiting -= 1
 
 
 def open_endpoint(endpoint: Endpoint, turns: Turns) -> Callable[..., Any]:
@@ -224,14 +215,16 @@ async def refuse(request: "Request", error: Exception) -> "Response":
     text = getattr(error, "detail", None) or device_fault(error) or str(error)
     status = getattr(error, "status_code", 500)
     if isinstance(error, ValueError | RecursionError | ConfigError | DataError):
-        is_json = type(error) not in (msgspec.DecodeError, RecursionError)
-        status = 422 if is_json else 400
+        status = 422
     elif not isinstance(error, PgraError | HTTPException):
         text = f"{type(error).__name__}: {text}"
     message = " ".join(text.split())
     if status == 500:
         logger.error("%s: %s", request.url.path, message)
-    return JSONResponse({"message": message}, status, getattr(error, "headers", None))
+    answer: dict[str, Any] = {"message": message}
+    if status == 422:  # as FastAPI's
+        answer["detail"] = [{"loc": ["body"], "msg": message, "type": "value_error"}]
+    return JSONResponse(answer, status, getattr(error, "headers", None))
 
 
 def build_app(
@@ -261,11 +254,8 @@ def build_app(
         message = {"message": f"send the server's {_TOKEN} as a bearer token"}
         return JSONResponse(message, 401, {"WWW-Authenticate": 'Basic realm="pgra"'})
 
-    async def describe(_: "Request") -> "Response":
-        return JSONResponse(openapi(endpoints))
-
     turns = Turns()
-    routes = [Route("/openapi.json", describe)]
+    routes = []
     if page is not None:
         routes.append(Route("/", open_page(page, turns), methods=["GET", "POST"]))
     for name, endpoint in endpoints.items():
@@ -280,32 +270,9 @@ def build_app(
     return Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
 
 
-def openapi(endpoints: Endpoints) -> Mapping[str, Any]:
-    """Describe the server's endpoints as OpenAPI 3.1."""
-    kinds = [kind for kind, _ in endpoints.values()]
-    refs, schemas = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
-    )
-    paths = {
-        f"/v1/{name}": {
-            "post": {
-                "requestBody": {"required": True, "content": {_JSON: {"schema": ref}}},
-                "responses": {"200": {"description": "The answer", "content": {_JSON: {}}}},
-            }
-        }
-        for name, ref in zip(endpoints, refs, strict=True)
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "pgra", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
-
-
 @dataclass(kw_only=True)
 class RerankerArguments(Arguments):
-    """How --lm orders documents."""
+    """How --lm orders documents, and what decides questions beside it."""
 
     reranker: str = arg(
         "likelihood",
@@ -315,6 +282,12 @@ class RerankerArguments(Arguments):
     )
     task: str | None = arg(
         None, "Whose prompt prompted shows, without examples.", needs={"reranker": "prompted"}
+    )
+
+    classifier: list[str] = arg(
+        [],
+        "Saved classifiers, folders or OWNER/NAME: each decides the questions whose options are "
+        "its labels, and whose instructions its template has.",
     )
 
     def open_reranker(self, lm: CompleterArguments, device: str) -> "Reranker | None":
@@ -333,36 +306,53 @@ class RerankerArguments(Arguments):
             by=by,
         )
 
+    def open_decider(self, lm: CompleterArguments, device: str) -> "Decider | None":
+        """Open what decides; None without a classifier or a causal LM that reads here."""
+        opened = None
+        if lm.lm and is_model(lm.lm) and find_reranker(self.reranker).reads_lm:
+            opened = as_state_lm(lm.lm, device=device, dtype=lm.lm_dtype)
+        has_protocol = opened is not None and find_spec("transformers.decision") is not None
+        if not (has_protocol or self.classifier):
+            return None
+        from pgra.integrations.systemone import Decider
+        from pgra.methods.classifier import Classifier
+
+        classifiers = {}
+        for name in self.classifier:
+            classifiers[name] = Classifier.load(name, lm=opened, device=device)
+            opened = opened or classifiers[name].lm
+        return Decider(opened, classifiers)
+
 
 @dataclass(kw_only=True)
 class ServeArguments(MemoryArguments, RerankerArguments):
     """What is served, and where."""
 
     index_dir: str | None = arg(None, "An index, for /v1/search: its folder, or OWNER/NAME.")
-    run: str | None = arg(None, "A finished run, for /v1/classify.")
     memory: str = arg("", "A memory's file, made if it is missing; its page is at /.")
     host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
     port: int = arg(7860, "Its port.", least=1, below=65_536)
 
 
 def main(argv: Sequence[str]) -> int:
-    r"""Serve reranking, search, classification and a memory's page over HTTP.
+    r"""Serve decisions, reranking, search and a memory's page over HTTP.
 
     Examples:
       pgra serve --lm bundled:smollm2-135m
       pgra serve --lm cross-encoder/ms-marco-MiniLM-L6-v2 --reranker cross-encoder
-      pgra serve --index_dir artifacts/indexes/minilm-l6-0123456789ab --run runs/sst2-pgra-seed42
+      pgra serve --index_dir artifacts/indexes/minilm-l6-0123456789ab
+      pgra serve --classifier teams urgency
       pgra serve --memory memory.sqlite --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
 
-    POST /v1/rerank and /v1/classify take and give what Cohere's clients do, /v1/search takes query
-    and k; /openapi.json describes them. At another --host than this machine's own, clients must
-    send the text of the variable PGRA_TOKEN as a bearer token, or a browser as the password.
+    POST /v1/systemone takes and gives what `transformers serve` does, /v1/rerank what Cohere's
+    clients do, /v1/search takes query and k. At another --host than this machine's own, clients
+    must send the text of the variable PGRA_TOKEN as a bearer token, or a browser as the password.
     """
     args, chat, lookup = parse(main, [ServeArguments, PromptedArguments, LookupArguments], argv)
     token = os.environ.get(_TOKEN, "")
     is_local = args.host in _LOOPBACK
-    if not (chat.lm or args.index_dir or args.run or args.memory):
-        raise ConfigError("nothing to serve: give --lm, --index_dir, --run or --memory")
+    if not (chat.lm or args.index_dir or args.classifier or args.memory):
+        raise ConfigError("nothing to serve: give --lm, --index_dir, --classifier or --memory")
     if not is_local and not token:
         raise ConfigError(f"--host {args.host} lets others in: set {_TOKEN} to what they must send")
     if not token.isascii():
@@ -371,28 +361,20 @@ def main(argv: Sequence[str]) -> int:
 
     endpoints: dict[str, Endpoint] = {}
     device = chat.device
-    lm = None
-    run = None
     memory_page = None
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(args.host, args.port))
         quiet_libraries()
         if reranker := args.open_reranker(chat, device):
             endpoints["rerank"] = RerankBody, partial(rerank, reranker, chat.lm)
-            if find_reranker(args.reranker).reads_lm:
-                lm = as_state_lm(chat.lm, device=device, dtype=chat.lm_dtype)
         if args.index_dir:
             from pgra.retrieval.dense import Index
 
             index = Index.load(args.index_dir, device=device)
             endpoints["search"] = SearchBody, partial(search, index)
-        if args.run:
-            from pgra.runs import Run
-
-            run = Run.load(args.run, device=device)
-            _ = run.method  # its models and data are found now
-        if run or lm:
-            endpoints["classify"] = ClassifyBody, partial(classify, run, lm)
+        if decider := args.open_decider(chat, device):
+            endpoints["systemone"] = DecideBody, partial(decide, decider, chat.lm or "pgra")
+            endpoints["feedback"] = FeedbackBody, partial(learn, decider)
         names = [f"/v1/{name}" for name in endpoints]
         if args.memory:
             names.append("/")
@@ -425,29 +407,37 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @dataclass(kw_only=True)
 class AgentArguments(MemoryArguments, FamilyArguments, RerankerArguments):
-    """Whose memory agents share, and what they rerank by."""
+    """Whose memory agents share, and what they rerank and decide by."""
 
 
 def agents(argv: Sequence[str]) -> int:
-    """Give agents a memory and a reranker: a server of the Model Context Protocol over stdio.
+    """Give agents a memory, a reranker and decisions: a server of the Model Context Protocol.
 
     Examples:
       pgra mcp --memory memory.sqlite --user anna --encoder bundled:minilm-l6
       pgra mcp --lm bundled:smollm2-135m
 
-    Its tools are memory_add, memory_search, memory_update, memory_delete and memory_erase, on the
-    entries of --user alone (and shared ones, which it finds); with --lm also rerank.
+    Over stdio. Its tools are memory_add, memory_search, memory_update, memory_delete and
+    memory_erase, on the entries of --user alone (and shared ones, which it finds); with --lm also
+    rerank and decide.
     """
     args, lookup, lm = parse(
         agents, [AgentArguments, LookupArguments, CompleterArguments], argv, "pgra mcp"
     )
     quiet_libraries()
     with args.open_for(lookup, args.load_family(), args.device, create=True) as memory:
-        build_mcp(memory, args.open_reranker(lm, args.device), lm.lm).run("stdio")
+        reranker = args.open_reranker(lm, args.device)
+        decider = args.open_decider(lm, args.device)
+        build_mcp(memory, reranker, lm.lm, decider).run("stdio")
     return 0
 
 
-def build_mcp(memory: Memory, reranker: "Reranker | None" = None, lm: str = "") -> "MCPServer":
+def build_mcp(
+    memory: Memory,
+    reranker: "Reranker | None" = None,
+    lm: str = "",
+    decider: "Decider | None" = None,
+) -> "MCPServer":
     """Return the server of the SDK."""
     from mcp.server import MCPServer
 
@@ -471,6 +461,8 @@ def build_mcp(memory: Memory, reranker: "Reranker | None" = None, lm: str = "") 
             return dict(rerank(reranker, lm, msgspec.convert(values, RerankBody)))
 
         tools["rerank"] = (order, "Order documents by their relevance to a query, best first.")
+    if decider is not None:
+        tools["decide"] = (decider.answer, _DECIDE)
     server: Any = MCPServer("pgra", version=__version__)
     lock = threading.Lock()
     for name, (tool, text) in tools.items():

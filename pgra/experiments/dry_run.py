@@ -1,13 +1,18 @@
-"""Before a run: what its second stage has yet to read, and how long that takes."""
+"""Before runs: whether their models and data answer, and what is yet to be read, how long."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pgra.arrays import Rows
 from pgra.context import ALONE
-from pgra.errors import ConfigError
+from pgra.data.corpus import find_source
+from pgra.errors import ConfigError, PgraError, one_line
+from pgra.exemplars import BM25
+from pgra.lm.load import find_model
 from pgra.methods.arguments import RunArguments
+from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.stages import Stages
+from pgra.rerank import find_reranker
 from pgra.types import MISSING_ROW, Example
 
 _TIMED = 2  # batches: the first loads the model and is slow
@@ -62,3 +67,56 @@ def _time_batches(stages: Stages, examples: Sequence[Example], rows: Rows) -> fl
                     rates.append(work.num_new / work.seconds)
     bare.release()
     return rates[-1] if rates else None
+
+
+def check_sources(runs: Sequence[RunArguments]) -> tuple[list[str], int]:
+    """Look for the data and models of runs; return a line each, and how many are missing.
+
+    The line has the rows, or the commit or checksum that answers, and how many runs need it.
+    """
+    users: dict[tuple[str, str], list[RunArguments]] = {}
+    for args in runs:
+        for source in _sources(args):
+            users.setdefault(source, []).append(args)
+    lines = []
+    num_missing = 0
+    for (kind, name), needing in users.items():
+        try:
+            answer = _look_for(kind, name, needing[0])
+        except PgraError as error:
+            answer = f"MISSING: {one_line(error)}"
+            num_missing += 1
+        lines.append(f"{kind} {name}: {answer} ({len(needing)} runs)")
+    return lines, num_missing
+
+
+def _sources(args: RunArguments) -> Iterator[tuple[str, str]]:
+    """Yield the kind and name of what a run reads."""
+    yield "task", f"{args.data.task} {args.data.dataset_name or ''}".strip()
+    sections = args.sections
+    if "reader" in sections:
+        yield "model", args.reader.model_name_or_path
+    for section in ("head", "completer"):
+        if section in sections:
+            yield "model", args[section].lm
+    selection = sections.get("selection")
+    if selection is not None and selection.compares and selection.encoder != BM25:
+        yield "model", selection.encoder
+    rerank = sections.get("rerank")
+    if rerank is None or not rerank.num_evidence:
+        return
+    for name in args.corpus.sources:
+        yield "corpus", name
+    if "dense" in args.retriever.retriever.split("+"):
+        yield "model", args.retriever.encoder
+    for name in find_reranker(rerank.reranker).models(rerank, args.rerank_options):
+        yield "model", name
+
+
+def _look_for(kind: str, name: str, args: RunArguments) -> str:
+    if kind == "model":
+        return find_model(name).identity
+    if kind == "corpus":
+        return find_source(name).identity
+    data = TaskData.read(args, is_trained="icl" not in args.sections)
+    return ", ".join(f"{split} {len(data.examples(split)):,}" for split in SPLITS)

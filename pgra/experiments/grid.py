@@ -31,7 +31,7 @@ from typing import Any
 from pgra import config
 from pgra.artifacts import write_sealed
 from pgra.context import Context
-from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, one_line
+from pgra.errors import ArtifactError, BusyError, ConfigError, DataError, PgraError, one_line
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import bare_name, find_method, find_sections
 from pgra.report.results import GRID_FILE
@@ -267,25 +267,44 @@ def run_grid(
 
     With several processes only errors in arguments and data are skipped: others may occur in one
     process alone, for which the rest would wait. `drop_readers` leaves plain readers, which label
-    evidence.
+    evidence. A run that another job makes is left to it, unless that is killed meanwhile.
     """
-    failures = {}
+    from pgra.experiments.dry_run import check_sources  # it brings torch
+
+    worker = context.worker
+    if context.is_main and not worker.is_part:
+        answers, _ = check_sources([run.args for run in runs if not run.is_finished])
+        logger.info("ablate: %s", "\n".join(["data and models:", *answers]))
+    failures: dict[str, str] = {}
     # By seed, so that a stopped grid can be reported.
-    for number, run in enumerate(sorted(runs, key=lambda run: run.args.seed), 1):
-        logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
-        try:
-            make(run.args)
-        except PgraError as error:
-            if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
-                raise
-            logger.error("ablate: %s failed: %s", run.name, error)
-            failures[run.name] = one_line(error)
-            continue
-        if drop_readers and run.args.method != "plain" and context.is_main:
-            run.remove_checkpoints()
-            (run.reader_folder / WEIGHTS_FILE).unlink(missing_ok=True)
-        context.barrier()
-    return failures
+    left = sorted(runs, key=lambda run: run.args.seed)
+    if worker.is_part:
+        left = worker.order(left)
+    busy: dict[str, str] = {}
+    num_left = -1
+    while len(left) != num_left:  # others may have ended meanwhile
+        num_left = len(left)
+        busy = {}
+        for number, run in enumerate(left, 1):
+            if worker.is_part and run.is_finished:
+                continue
+            logger.info("ablate: %s (%d of %d)", run.name, number, len(left))
+            try:
+                make(run.args)
+            except PgraError as error:
+                is_together = worker.world > 1 and not worker.is_part
+                if is_together and not isinstance(error, (ConfigError, DataError)):
+                    raise
+                logger.error("ablate: %s is not made: %s", run.name, error)
+                reasons = busy if isinstance(error, BusyError) else failures
+                reasons[run.name] = one_line(error)
+                continue
+            if drop_readers and run.args.method != "plain" and context.is_main:
+                run.remove_checkpoints()
+                (run.reader_folder / WEIGHTS_FILE).unlink(missing_ok=True)
+            context.barrier()
+        left = [run for run in left if run.name in busy]
+    return failures if worker.is_part else {**failures, **busy}
 
 
 def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:

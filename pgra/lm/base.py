@@ -29,7 +29,7 @@ class LMArguments(Arguments):
     lm: str = arg(
         "facebook/opt-13b",
         "Causal LM: hub id, folder or bundled:NAME; or in an engine: http://HOST:PORT of a vLLM, "
-        "SGLang or llama.cpp server, or vllm:NAME, in this process; or module:Class, of your own.",
+        "SGLang or llama.cpp server; or module:Class, of your own.",
         is_common=True,
     )
     lm_dtype: str = arg(
@@ -100,7 +100,6 @@ class StateArguments(LMArguments):
         "compared before others are kept.",
         decides=False,
     )
-    lm_tensor_parallel: int = arg(1, "GPUs that hold vllm:NAME.", least=1, decides=False)
 
     def check(self) -> None:
         """Refuse an engine's arguments for an LM of transformers, and a layer for an engine."""
@@ -223,10 +222,6 @@ class CompleterArguments(LMArguments):
             )
         if self.base_url and self.server:
             raise ConfigError(f"--lm {self.lm} is an address: leave base_url out")
-        if find_entry(self.lm).answers is None:
-            raise ConfigError(
-                f"--lm {self.lm} gives states alone: give a server's http://HOST:PORT"
-            )
 
     def check_named(self) -> None:
         if not self.lm:

@@ -12,18 +12,17 @@ class LMEntry:
 
     Attributes:
         states: A `StateLM`, which gives states and scores of token ids; None: it gives none.
-        answers: A `LanguageModel`, which answers prompts; None: it answers none.
+        answers: A `LanguageModel`, which answers prompts.
         is_engine: Whether another program runs it: its states are compared before they are used.
     """
 
     states: str | None
-    answers: str | None
+    answers: str
     is_engine: bool = False
 
 
 ENDPOINT = "pgra.lm.endpoint:EndpointLM"
 REMOTE = "openai:"
-VLLM = "vllm:"
 _LOCAL = LMEntry("pgra.lm.causal_lm:CausalLM", "pgra.lm.causal_lm:CausalLM")
 _SERVER = LMEntry("pgra.lm.state_server:StateServer", ENDPOINT, is_engine=True)
 
@@ -31,7 +30,6 @@ _SERVER = LMEntry("pgra.lm.state_server:StateServer", ENDPOINT, is_engine=True)
 LMS = {
     "": _LOCAL,
     BUNDLED: _LOCAL,
-    VLLM: LMEntry("pgra.lm.engine:VllmLM", None, is_engine=True),
     REMOTE: LMEntry(None, ENDPOINT),
     "http:": _SERVER,
     "https:": _SERVER,

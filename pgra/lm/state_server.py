@@ -3,16 +3,28 @@
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pgra.arrays import Scores
-from pgra.errors import ModelError, show
+from pgra.errors import ConfigError, ModelError, show
+from pgra.lm import load
 from pgra.lm.base import Advance, LMArguments
+from pgra.lm.causal_lm import CausalLM
 from pgra.lm.client import Client, Declined, call_all
-from pgra.lm.engine import PROBE, EngineLM
+from pgra.lm.kernels import tolerance
+from pgra.lm.state_lm import StateLM
+from pgra.lm.transformers_lm import NO_LIMIT
 from pgra.types import Json
+
+PROBE = "The answer is a question of time."
+_ADMITTED = 16  # texts that are compared before states are used
+_NORMALISED = 1e-3  # a length so near 1 is not that of an LM's state
+_NUM_PROMPTS = 8  # of one call
 
 _TIMEOUT = 900.0  # seconds; a call waits for those before it: asked again, it would be read twice
 
@@ -28,29 +40,49 @@ _ABOUT = ("version", "build_info", "dtype", "quantization", "kv_cache_dtype", "f
 _LENGTHS = ("max_model_len", "context_length", "n_ctx")  # the window's names
 
 
-class StateServer(EngineLM):
-    """A server of vLLM, SGLang or llama.cpp; it gives the states and scores of its first LM."""
+class StateServer(StateLM):
+    """A server of vLLM, SGLang or llama.cpp; it gives the states and scores of its first LM.
 
-    num_prompts = 8
+    Only its tokenizer is here. Before states are used, those of 16 prompts are compared: asked
+    alone, together in another order, and of transformers (`lm_reference`).
+
+    Attributes:
+        about: All that its states depend on, as far as it says: engine, version, model, dtype.
+    """
+
+    about: Mapping[str, Json]
 
     def __init__(self, args: LMArguments, *, device: str = "auto") -> None:
-        """Ask a server which LM it has.
+        """Ask a server which LM it has, and load its tokenizer.
+
+        Args:
+            args: Which server.
+            device: Where `lm_reference` runs.
 
         Raises:
             ConfigError: If the client is not installed, or no tokenizer is named.
             ModelError: If it cannot be reached, has no LM, or one with another tokenizer.
         """
-        self.args = args
-        self.parallel = args.max_parallel_calls
+        super().__init__(args)
         self.about = {}
         self._client = Client(args.lm, args.server, _TIMEOUT)
         self.look()
-        super().__init__(args, device=device, tokenizer=self._named, window=self._longest)
+        self.device = load.choose_device(device)
+        self.dtype = getattr(torch, args.lm_dtype.replace("auto", "float32"))
+        name = args.lm_tokenizer or self._named
+        if name is None:
+            raise ConfigError(f"{args.lm} names no tokenizer: give the LM's own by --lm_tokenizer")
+        files = load.find_model(name)
+        self.tokenizer = load.read_tokenizer(files)
+        self._tokenizer_identity = files.identity
+        self.source = load.ModelSource(self._model, "", None, self._model, inputs=files.inputs)
+        self.window = min(self._longest or NO_LIMIT, self.tokenizer.model_max_length)
+        self._admitted: tuple[Sequence[int], Scores] | None = None  # a prompt, and its state
         ours = self.tokenize([PROBE])[0]
         theirs = self._ask_tokens(PROBE)
         if theirs not in (None, ours, [*self.lead_ids, *ours]):
             raise ModelError(
-                f"'{args.lm_tokenizer or self._named}' is not {args.lm}'s --lm_tokenizer "
+                f"'{name}' is not {args.lm}'s --lm_tokenizer "
                 f"('{PROBE}' is {ours} here, {theirs} there): give its own"
             )
 
@@ -85,6 +117,88 @@ class StateServer(EngineLM):
         except Declined:
             return None
         return reply.get("tokens") if isinstance(reply, dict) else None
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that states depend on, besides the token ids."""
+        engine = {"engine": dict(self.about), "tokenizer": self._tokenizer_identity}
+        return {**load.model_fields(self.source, self.dtype), **engine}
+
+    @cached_property
+    def width(self) -> int:
+        """H, the width of a state."""
+        return int(self.ask_states(self.tokenize([PROBE])).shape[1])
+
+    def states(self, prompts: Sequence[Sequence[int]], *, advance: Advance = int) -> Scores:
+        """Return the state at each prompt's last token, (n, H) float32.
+
+        Raises:
+            ModelError: If the engine gives no states, or other ones than before.
+        """
+        if not prompts:
+            return np.empty((0, self.width), np.float32)
+        prompt, state = self._admitted = self._admitted or self._admit(prompts)
+        states = self._ask_batches(prompts, advance)
+        self.look()  # it may have been restarted meanwhile, with another LM
+        self._compare(self._ask_batches([prompt]), state, "than at first")
+        return states
+
+    def check_kept(self, prompts: Sequence[Sequence[int]], states: Scores) -> None:
+        """Compare with states that were stored before; ModelError if they differ."""
+        read = torch.from_numpy(self.states(prompts)).to(self.dtype)
+        self._compare(read.float().numpy(), states, "than those that are kept")
+
+    def _ask_batches(self, prompts: Sequence[Sequence[int]], advance: Advance = int) -> Scores:
+        size = _NUM_PROMPTS
+        batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+        def check(states: Scores) -> None:
+            self._check_width(states)
+            advance(len(states))
+
+        states = call_all(
+            self.ask_states, batches, parallel=self.args.max_parallel_calls, done=check
+        )
+        return np.concatenate(states)
+
+    def _check_width(self, states: Scores) -> None:
+        if (width := states.shape[1]) != self.width:
+            raise ModelError(
+                f"{self.args.lm} gave states of {self.width} and {width} numbers: it is another LM "
+                "than before"
+            )
+
+    def _admit(self, prompts: Sequence[Sequence[int]]) -> tuple[Sequence[int], Scores]:
+        """Compare states of some prompts, asked in several ways; return a prompt and its state."""
+        chosen = list(prompts[:: -(-len(prompts) // _ADMITTED)])
+        alone = np.concatenate([self._ask_batches([prompt]) for prompt in chosen])
+        if (abs(np.linalg.norm(alone, axis=1) - 1) < _NORMALISED).all():
+            raise ModelError(
+                f"{self.args.lm} normalises its states to length 1, and the dot product needs them "
+                "whole: start it without (vLLM: --pooler-config '{\"use_activation\": false}')"
+            )
+        self._compare(self._ask_batches(chosen[::-1])[::-1], alone, "in another order")
+        if name := getattr(self.args, "lm_reference", None):
+            reference = CausalLM(name, device=str(self.device))
+            truth: Tensor = reference.states_of(chosen)
+            self._compare(alone, truth.float().cpu().numpy(), f"than '{name}' in transformers")
+        return chosen[0], alone[:1]
+
+    def _compare(self, states: Scores, expected: Scores, where: str) -> None:
+        """Raise a ModelError if states differ by more than the rounding of the engine's dtype."""
+        self._check_width(expected)
+        distances = np.linalg.norm(states - expected, axis=1)
+        errors = distances / np.linalg.norm(expected, axis=1)
+        dtype = str(self.about.get("dtype", self.args.lm_dtype)).removeprefix("torch.")
+        if dtype not in ("float32", "float16"):
+            dtype = "bfloat16"
+        most = tolerance(getattr(torch, dtype))
+        if num_other := int((~(errors <= most)).sum()):
+            raise ModelError(
+                f"{self.args.lm} gives other states {where}: {num_other} of {len(errors)} "
+                f"differ, by up to {errors.max():.2%} of their length, and the rounding of {dtype} "
+                f"is at most {most:.2%}"
+            )
 
     def ask_states(self, prompts: Sequence[Sequence[int]]) -> Scores:
         """Return the states of prompts, (n, H) float32; ModelError if it gives other ones."""
@@ -121,7 +235,7 @@ class StateServer(EngineLM):
         return call_all(
             self._ask_scores,
             list(zip(prompts, words, strict=True)),
-            parallel=self.parallel,
+            parallel=self.args.max_parallel_calls,
             done=lambda _: advance(1),
         )
 

@@ -285,6 +285,13 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
             raise ConfigError("the classifier knows no labels: give labels=, examples=, or fit it")
         return self._model
 
+    @property
+    def prompt(self) -> FewShotPrompt | None:
+        """What the LM reads a text under; None without an LM."""
+        self._require_fit()
+        prompted = self._reader.prompted
+        return None if prompted is None else prompted.prompt
+
     def predict(self, X: Query | Iterable[Query]) -> Any:
         """Decide a text (or a mapping of the task's inputs), or each of a list of them.
 

@@ -115,8 +115,15 @@ class Pgra(Method):
         training = self.args.training
         world = self.context.worker.world
         training.bf16 = uses_bf16(training, load.choose_device(self.context.device))
-        training.share_batch(world)
-        steps, _ = training.count_steps(num_examples, world)
+        num_sharing = training.share_batch(world)
+        if num_sharing < world:
+            logger.warning(
+                "training: a step of %d examples is shared by %d of %d processes",
+                training.total_train_batch_size,
+                num_sharing,
+                world,
+            )
+        steps, _ = training.count_steps(num_examples, num_sharing)
         if training.learning_rate is None:
             width = load.load_config(self.source).hidden_size
             training.learning_rate = default_learning_rate(width, steps)
@@ -152,7 +159,6 @@ class Pgra(Method):
         if not self.data.labels:
             named |= {"max_new_tokens": self.data.task.max_new_tokens, "stop": self.data.task.stop}
         if self.args.trains:
-            named["num_processes"] = self.context.worker.world
             named |= self.args.training.deciding()
         return named
 

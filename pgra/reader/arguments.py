@@ -107,6 +107,7 @@ class TrainingArguments(FolderArguments):
         "Examples a device holds at once; default: its share of total_train_batch_size. Beside "
         "that, batches are accumulated; alone, a step has so many times devices.",
         least=1,
+        decides=False,
     )
     max_steps: int = arg(
         5000,
@@ -181,18 +182,20 @@ class TrainingArguments(FolderArguments):
                 f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps})"
             )
 
-    def share_batch(self, num_processes: int) -> None:
-        """Fill in both batch sizes; one that cannot be shared evenly is a ConfigError."""
+    def share_batch(self, num_processes: int) -> int:
+        """Fill in both batch sizes; return how many processes, the most, share a step evenly."""
         held = self.per_device_train_batch_size
         if self.total_train_batch_size is None:
             self.total_train_batch_size = held * num_processes if held else _PAPER_BATCH
-        share, left = divmod(self.total_train_batch_size, num_processes)
-        self.per_device_train_batch_size = held = held or share
-        if left or not share or share % held:
+        total = self.total_train_batch_size
+        counts = [n for n in range(1, num_processes + 1) if total % (n * (held or 1)) == 0]
+        if not counts:
             raise ConfigError(
-                f"total_train_batch_size ({self.total_train_batch_size}) is not divisible by "
-                f"{num_processes} processes times per_device_train_batch_size ({held})"
+                f"total_train_batch_size ({total}) is not divisible by "
+                f"per_device_train_batch_size ({held})"
             )
+        self.per_device_train_batch_size = held or total // counts[-1]
+        return counts[-1]
 
     def num_accumulated(self, num_processes: int) -> int:
         """Return how many batches of a process are a step; both batch sizes are filled in."""

@@ -193,7 +193,7 @@ def resume(
     module.load_weights(folder)
     for name, update in updates.items():
         update.load_state_dict(states[name])
-    random = states["random"][worker.rank]
+    random = states["random"][worker.rank % len(states["random"])]  # of fewer processes, perhaps
     torch.set_rng_state(random["cpu"])
     if module.device.type == "cuda":
         torch.cuda.set_rng_state(random["cuda"], module.device)

@@ -149,9 +149,12 @@ def fit(
     module = trainable.module
     device = choose_device(context.device)
     home = Path(arguments.output_dir)
-    arguments.share_batch(worker.world)
-    num_steps, epoch_steps = arguments.count_steps(len(rows), worker.world)
-    num_accumulated = arguments.num_accumulated(worker.world)
+    num_sharing = arguments.share_batch(worker.world)
+    num_steps, epoch_steps = arguments.count_steps(len(rows), num_sharing)
+    num_accumulated = arguments.num_accumulated(num_sharing)
+    # A process beyond those that share a step reads what another does, and adds nothing.
+    sharer = Worker(worker.rank % num_sharing, num_sharing)
+    weight = worker.world if worker.rank < num_sharing else 0  # gradients are averaged
 
     set_seed(arguments.seed)
     module.is_half = uses_bf16(arguments, device)
@@ -175,7 +178,7 @@ def fit(
     logger.info(
         "training: %d examples a step (%d processes, %d at once on each)%s",
         arguments.total_train_batch_size,
-        worker.world,
+        num_sharing,
         arguments.per_device_train_batch_size,
         " in bfloat16" if module.is_half else "",
     )
@@ -183,11 +186,11 @@ def fit(
     with stopper.listening(), bar, logging_to(arguments, device, progress) as log:
         while progress.step < num_steps:
             epoch, done = divmod(progress.step, epoch_steps)
-            batches = load_epoch(rows, trainable.collator(device), arguments, worker, epoch, done)
+            batches = load_epoch(rows, trainable.collator(device), arguments, sharer, epoch, done)
             for _ in range(done, min(epoch_steps, done + num_steps - progress.step)):
                 # Forward and backward, for each of the batches that are accumulated.
                 batches_of_step = list(islice(batches, num_accumulated))
-                num_tokens = count_tokens(batches_of_step, device, worker)
+                num_tokens = count_tokens(batches_of_step, device, worker, weight)
                 parts = []
                 for batch in batches_of_step:
                     is_last = batch is batches_of_step[-1]
@@ -197,7 +200,7 @@ def fit(
                                 **send_to_device(batch, device, non_blocking=True),
                                 num_items_in_batch=num_tokens,
                             )
-                        loss = output.loss * worker.world  # gradients are averaged over processes
+                        loss = output.loss * weight
                         loss.backward()
                     parts.append(loss.detach())
 
@@ -306,11 +309,11 @@ def load_epoch(
 
 
 def count_tokens(
-    batches: Sequence[Mapping[str, Any]], device: torch.device, worker: Worker
+    batches: Sequence[Mapping[str, Any]], device: torch.device, worker: Worker, weight: int
 ) -> Tensor:
-    """Count the target tokens of a step, of all processes, ()."""
+    """Count the target tokens of a step, of all processes but those of weight 0, ()."""
     count = torch.stack([(batch["labels"] != IGNORED).sum() for batch in batches]).sum()
-    count = count.to(device, non_blocking=True)
+    count = (count * bool(weight)).to(device, non_blocking=True)
     if worker.world > 1:
         dist.all_reduce(count)
     return count

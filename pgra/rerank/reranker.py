@@ -150,7 +150,7 @@ class Reranker(PromptedModel):
         """Write the prompt and find the LM; its weights are loaded on first use.
 
         Args:
-            lm: Hub id, folder or bundled:NAME; the address of an engine's server, or vllm:NAME; a
+            lm: Hub id, folder or bundled:NAME; the address of an engine's server; a
                 loaded model of transformers, with its tokenizer; or a `pgra.CausalLM`, which has
                 its layer, device and dtype.
             tokenizer: That of a loaded model; of a server the name of its LM's.

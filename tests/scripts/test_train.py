@@ -52,9 +52,12 @@ def test_two_processes_train_as_one(bench, first):
             [e["score"] for e in b["evidence"]], rel=1e-3
         )
         assert a["scores"] == pytest.approx(b["scores"], abs=1e-3)
-    # One process alone uses what several have trained; another number of them is another training.
+    # The number of processes is nothing of the run's own; what a step learns from is.
     assert bench.evaluate("two", "--output_dir", bench.root / "again").code == 0
-    assert "num_processes 2, this run asks for 1" in bench.train("two", **two).error
+    two["per_device_train_batch_size"] = 4
+    assert "(reused)" in bench.make("two", **two).out
+    two["per_device_train_batch_size"] = 2
+    assert "--total_train_batch_size 4 (now 2)" in bench.train("two", **two).error
 
 
 STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}

@@ -1,19 +1,26 @@
 """Running a grid: what points share, what is taken up, what a failing one leaves."""
 
 import json
+import os
+import signal
+import sys
 from dataclasses import asdict, replace
 from unittest.mock import Mock
 
 import pytest
 import yaml
+from processes import FORKS, warm_up
 from transformers import GPT2Model
 
+from pgra.artifacts import lock_folder
 from pgra.cli import main
 from pgra.commands.ablate import resolve_point
 from pgra.context import ALONE
 from pgra.errors import ArtifactError
 from pgra.experiments.grid import make_runs, read_grid, write_grid
 from pgra.methods.stages import Stages
+from pgra.reader import train
+from pgra.reader.resume import save_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +125,72 @@ def test_a_failing_point_does_not_stop_the_others(write, tmp_path, capsys):
     assert f"run: {folder} is finished (reused)" in ablate().err
     assert "(now 2): choose another" in ablate("--max_steps", "2").err  # no resume
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+STORES = ("artifacts", "own")
+
+
+def be_part(words, steps):
+    """Be a part of a grid, which is killed once it has so many checkpoints; None: never."""
+    saved = []
+
+    def save(home, *args):
+        save_checkpoint(home, *args)
+        saved.append(home)
+        if len(saved) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train.save_checkpoint = save
+    sys.exit(main(words))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_parts_share_a_grid_and_take_up_the_run_of_a_killed_one(write, tmp_path, capsys, count):
+    warm_up()
+    path = write(
+        grid={"num_evidence": [1, 2, 4]}, base={"max_steps": 4, "save_steps": 2, "eval_steps": 2}
+    )
+    words = ["ablate", path, "--output_dir"]
+    capsys.readouterr()
+    assert main([*words, str(tmp_path / "alone"), "--artifacts_dir", str(tmp_path / "own")]) == 0
+    expected = capsys.readouterr().out
+    root = tmp_path / "shared"
+    parts = []
+    for number in range(count):
+        args = ([*words, str(root), "--shard", f"{number}/{count}"], None if number else 1)
+        parts.append(FORKS.Process(target=be_part, args=args))
+    parts[0].start()
+    parts[0].join()
+    assert parts[0].exitcode == -signal.SIGKILL
+    assert list(root.rglob("checkpoint-2"))
+    for part in parts[1:]:
+        part.start()
+    for part in parts[1:]:
+        part.join()
+        assert part.exitcode == 0
+    assert len(list(root.rglob("metrics.json"))) == 3
+    shards = [len([*(tmp_path / name).glob("banks/*/*.safetensors")]) for name in STORES]
+    assert shards[0] == shards[1] > 0  # read once
+    assert main([*words, str(root)]) == 0
+    assert capsys.readouterr().out == expected.replace(str(tmp_path / "alone"), str(root))
+
+
+def test_a_run_of_another_job_is_left_to_it(write, tmp_path, capsys):
+    path = write(grid={"num_evidence": [1, 2]})
+    root = tmp_path / "grid"
+    with lock_folder(root / "num_evidence=1" / "seed-0"):
+        assert main(["ablate", path, "--output_dir", str(root), "--shard", "0/2"]) == 0
+        assert "1 of 2 runs are left" in capsys.readouterr().out
+        assert main(["ablate", path, "--output_dir", str(root)]) == 1
+    assert "is in use by another pgra job" in capsys.readouterr().out
+    assert main(["ablate", path, "--output_dir", str(root), "--shard", "2/2"]) == 2
+    other = write("other", grid={"num_evidence": [1, 2]})
+    assert main(["ablate", other, "--output_dir", str(root), "--shard", "0/2"]) == 2
+
+
+def test_a_grids_data_and_models_are_looked_for(write, capsys):
+    for name, lm, code in (("all", {}, 0), ("none", {"lm": "no/where"}, 1)):
+        assert main(["list", "--resolve", write(name, base=lm)]) == code
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last == f"{code} of {len(lines)} are missing"
+        assert any("model no/where: MISSING" in line for line in lines) == bool(code)

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import sys
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +13,13 @@ from small_reranking import QUERIES, ROWS, TEMPLATE, TRAIN, WORDS, of_pairs, ove
 from test_endpoint import tls_context
 from transformers import AutoModelForCausalLM
 
-import pgra
+from pgra.cli import main
 from pgra.context import Context
 from pgra.errors import PgraError
 from pgra.exemplars.selector import build_prompt
 from pgra.lm import open_lm
 from pgra.lm.base import CompleterArguments
+from pgra.lm.causal_lm import CausalLM
 from pgra.rerank.arguments import LikelihoodArguments, RerankArguments
 from pgra.rerank.base import RerankRequest
 from pgra.rerank.states import BankedReranker
@@ -153,21 +152,11 @@ def test_scores_and_written_answers_are_the_servers_too(server, corpus, tmp_path
         assert lm.complete(["Q"], max_new_tokens=1, stop="\n")[0].text == " warm"
 
 
-def test_vllm_in_this_process_is_asked_as_its_api_has_it(lm_dirs, monkeypatch):
-    folder, made = str(lm_dirs["opt"]), {}
-
-    def encode(prompts, *, pooling_task, use_tqdm):
-        found = [stock_state(folder, one["prompt_token_ids"]) for one in prompts]
-        return [SimpleNamespace(outputs=SimpleNamespace(data=state)) for state in found]
-
-    def load(_, **how):
-        return made.update(how) or SimpleNamespace(encode=encode)
-
-    vllm = SimpleNamespace(LLM=load, __version__="0.32.0")
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(PoolerConfig=dict))
-    opened = [
-        pgra.Reranker(lm, template="{text}", similarity="dot") for lm in (f"vllm:{folder}", folder)
-    ]
-    np.testing.assert_allclose(*(lm.score("Dull!", SENTENCES) for lm in opened), rtol=1e-4)
-    assert made["pooler_config"] == {"seq_pooling_type": "LAST", "use_activation": False}
+def test_a_cut_lms_last_states_are_those_of_the_depth(lm_dirs, tmp_path):
+    folder = str(lm_dirs["llama"])
+    words = ["lm", "cut", folder, "1", str(tmp_path / "cut")]
+    assert [main(words), main(words)] == [0, 2]  # there already
+    opened = [CausalLM(tmp_path / "cut"), CausalLM(folder, layer="1"), CausalLM(folder)]
+    cut, depth, last = (lm.states([[5, 6, 7]]) for lm in opened)
+    np.testing.assert_allclose(cut, depth, rtol=1e-6)
+    assert abs(cut - last).max() > 1e-3  # the control

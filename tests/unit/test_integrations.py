@@ -1,9 +1,10 @@
-"""The wrappers for LangChain and LlamaIndex, in those libraries, with a tiny LM and encoder."""
+"""The wrappers for other libraries, in these, with a tiny LM and encoder."""
 
 import pytest
 from conftest import SENTENCES
 
 import pgra
+from pgra.integrations.cross_encoder import PgraCrossEncoder
 
 pytestmark = pytest.mark.slow
 
@@ -82,3 +83,19 @@ def test_a_llama_index_postprocessor_gives_the_rerankers_best_as_nodes(reranker,
     assert [node.score for node in best] == [hit.score for hit in hits[:3]]
     assert {node.score for node in nodes} == {0.5}  # the given ones stay
     assert rerank.postprocess_nodes([], query_str=QUERY) == []
+
+
+def test_a_cross_encoders_calls_give_the_rerankers_scores_to_an_evaluator(reranker, hits):
+    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+
+    ours = PgraCrossEncoder(reranker)
+    best = ours.rank(QUERY, DOCUMENTS, top_k=2, return_documents=True)
+    assert best == [{"corpus_id": h.index, "score": h.score, "text": h.text} for h in hits[:2]]
+    asked = [(query, text) for text in DOCUMENTS for query in ("A film.", QUERY)]
+    scores = ours.predict(asked, batch_size=2)
+    assert scores[1::2][[hit.index for hit in hits]] == pytest.approx([hit.score for hit in hits])
+    assert ours.predict(asked[0]) == pytest.approx(scores[0])
+    *others, last = [hit.text for hit in hits]
+    sample = {"query": QUERY, "positive": last, "negative": others}
+    evaluate = CrossEncoderRerankingEvaluator([sample], name="x", write_csv=False)
+    assert evaluate(ours)["x_mrr@10"] == pytest.approx(1 / 6)

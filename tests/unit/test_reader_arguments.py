@@ -52,20 +52,24 @@ def test_bfloat16_is_never_emulated(monkeypatch, asked):
         (2, {"total_train_batch_size": 16}, (8, 1)),
         (2, {"total_train_batch_size": 16, "per_device_train_batch_size": 2}, (2, 4)),
         (2, {"per_device_train_batch_size": 8}, (8, 1)),  # 16 a step
+        (8, {"total_train_batch_size": 4}, (1, 1)),  # shared by four
+        (4, {"total_train_batch_size": 6}, (2, 1)),  # by three
     ],
 )
 def test_a_step_has_the_same_examples_however_many_processes(processes, given, shares):
     made = TrainingArguments(**given)
-    made.share_batch(processes)
-    accumulated = made.num_accumulated(processes)
+    sharing = made.share_batch(processes)
+    accumulated = made.num_accumulated(sharing)
     assert (made.per_device_train_batch_size, accumulated) == shares
-    assert made.total_train_batch_size == processes * shares[0] * shares[1]
+    assert made.total_train_batch_size == sharing * shares[0] * shares[1]
     before = made.deciding()
     made.share_batch(processes)
     assert made.deciding() == before
     if processes == 2:
-        with pytest.raises(ConfigError, match="2 processes"):
-            TrainingArguments(total_train_batch_size=5).share_batch(2)
+        with pytest.raises(ConfigError, match="5"):
+            TrainingArguments(total_train_batch_size=5, per_device_train_batch_size=2).share_batch(
+                2
+            )
 
 
 @pytest.mark.gpu

@@ -20,9 +20,11 @@ import pgra
 from pgra.cli import main
 from pgra.commands import serve
 from pgra.errors import ModelError
+from pgra.integrations.systemone import Decider
 from pgra.types import Hit, as_texts
 
 QUERY = "red apples"
+TOPIC = {"type": "choice", "instructions": "What is it?", "criteria": {"art": None, "life": "a"}}
 
 
 class Lengths:
@@ -65,7 +67,7 @@ def test_a_rerank_is_as_coheres_and_jinas_clients_send_and_read_it():
 
 
 BAD = {
-    b"{": (400, "truncated"),
+    b"{": (422, "truncated"),
     b'{"query": "a"}': (422, "`documents`"),
     b'{"query": "a", "documents": []}': (422, "length >= 1"),
     b'{"query": "a", "documents": ["a"], "top_n": 0}': (422, ">= 1"),
@@ -74,7 +76,7 @@ BAD = {
     b'{"query": "refuse", "documents": ["a"]}': (500, "no room: use a smaller model"),
     b'{"query": "break", "documents": ["a"]}': (500, "ValueError: no padding token"),
     b'{"query": "texts", "documents": ["a"]}': (422, "documents[0] is 1"),
-    b'{"query": "a", "documents": ["a"], "x": %s' % (b"[" * 100_000): (400, "recursion"),
+    b'{"query": "a", "documents": ["a"], "x": %s' % (b"[" * 100_000): (422, "recursion"),
 }
 
 
@@ -86,8 +88,8 @@ def test_what_is_wrong_is_one_line(caplog):
         assert part in answer.json()["message"]
         assert (part in caplog.text) == (code == 500)  # the server's fault
     assert client.get("/v1/rerank").status_code == 405
-    assert client.post("/v1/search", json={"query": "a"}).json() == {"message": "Not Found"}
-    assert client.get("/openapi.json", headers={"host": "evil.example"}).status_code == 400
+    assert client.post("/v1/search", json={"query": "a"}).json()["message"] == "Not Found"
+    assert client.post("/v1/rerank", headers={"host": "evil.example"}).status_code == 400
 
 
 async def stay():
@@ -122,7 +124,8 @@ def test_a_token_is_asked_for_and_must_be_there_beyond_this_machine(monkeypatch,
     ):
         client = open_client("sesame")
         headers = {"authorization": given.encode()} if given else {}
-        assert client.get("/openapi.json", headers=headers).status_code == code, given
+        asked = {"query": QUERY, "documents": ["a"]}
+        assert client.post("/v1/rerank", json=asked, headers=headers).status_code == code, given
     monkeypatch.delenv("PGRA_TOKEN", raising=False)
     assert main(["serve", "--host", "0.0.0.0", "--lm", "x"]) == 2
     monkeypatch.setenv("PGRA_TOKEN", "sésame")
@@ -147,7 +150,7 @@ def served(*words, **environment):
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=180) as client:
             while process.poll() is None:
                 with contextlib.suppress(httpx.ConnectError):
-                    client.get("/openapi.json")
+                    client.get("/")
                     break
                 time.sleep(0.2)
             yield client
@@ -161,9 +164,10 @@ def test_a_process_gives_what_the_library_gives(lm_dirs, encoder_dir, tmp_path):
     lm, index = str(lm_dirs["opt"]), tmp_path / "index"
     own = pgra.Index.build(SENTENCES, encoder=str(encoder_dir), path=index, device="cpu")
     hits = pgra.Reranker(lm, by="likelihood", device="cpu").rank(QUERY, SENTENCES, k=5)
-    shots = [(text, "art" if n % 2 else "life") for n, text in enumerate(SENTENCES)]
-    decided = pgra.Classifier(lm, shots, device="cpu").decide([QUERY])
     words = ["--lm", lm, "--index_dir", index, "--memory", tmp_path / "memory.sqlite"]
+    decider = Decider(pgra.CausalLM(lm, device="cpu"))
+    decider.learn(QUERY, TOPIC, "art")
+    decided = decider.answer(SENTENCES[5], {"topic": TOPIC})["topic"]["probabilities"]
     with served(*words, PGRA_TOKEN="sesame") as client:
         asked = {"query": QUERY, "documents": SENTENCES, "top_n": 5}
         assert client.post("/v1/rerank", json=asked).status_code == 401
@@ -172,12 +176,14 @@ def test_a_process_gives_what_the_library_gives(lm_dirs, encoder_dir, tmp_path):
         assert [one["index"] for one in found] == [hit.index for hit in hits]
         found = client.post("/v1/search", json={"query": QUERY, "k": 3}).json()["results"]
         assert [one["text"] for one in found] == [hit.text for hit in own.search(QUERY, k=3)]
-        examples = [{"text": text, "label": label} for text, label in shots]
-        body = {"inputs": [QUERY], "examples": examples}
-        (found,) = client.post("/v1/classify", json=body).json()["classifications"]
-        assert found["prediction"] == decided[0].label
-        assert found["confidence"] == pytest.approx(decided[0].scores[decided[0].label])
-        assert client.post("/v1/classify", json={"inputs": [QUERY]}).status_code == 422
+        body = {"state": QUERY, "question": TOPIC, "answer": "art"}
+        assert client.post("/v1/feedback", json=body).json() == {"answer": "art"}
+        asked = {"state": SENTENCES[5], "questions": {"topic": TOPIC}, "model": "jev-latest"}
+        found = client.post("/v1/systemone", json=asked).json()["answers"]["topic"]
+        assert found["probabilities"] == pytest.approx(decided, abs=1e-5)
+        wrong = client.post("/v1/systemone", json={**asked, "questions": {"x": {"type": "yes"}}})
+        assert wrong.status_code == 422
+        assert "type" in wrong.json()["detail"][0]["msg"]
         assert "In the memory: 0" in client.get("/").text
 
 
@@ -211,7 +217,7 @@ CALLS = [
 
 
 @pytest.mark.slow
-def test_an_agent_has_its_part_of_a_memory_over_stdio_and_reranks(tmp_path):
+def test_an_agent_has_its_part_of_a_memory_over_stdio_reranks_and_decides(tmp_path, lm_dirs):
     pytest.importorskip("mcp", reason="needs the extra `mcp`")
     from mcp.client.stdio import StdioServerParameters
 
@@ -228,9 +234,12 @@ def test_an_agent_has_its_part_of_a_memory_over_stdio_and_reranks(tmp_path):
     asyncio.run(talk(process, CALLS[0]))
     asked = {"query": QUERY, "documents": ["a", "abc"], "top_n": 1}
     calls = [CALLS[1], ("rerank", asked), ("rerank", {**asked, "query": "refuse"})]
+    calls.append(("decide", {"state": QUERY, "questions": {"topic": TOPIC}}))
+    decider = Decider(pgra.CausalLM(str(lm_dirs["opt"]), device="cpu"))
     with pgra.Memory(tmp_path / "memory.sqlite", user="ben") as memory:
-        server = serve.build_mcp(memory, Lengths(), "toy")
-        tools, (seen, ranked, refused) = asyncio.run(talk(server, *calls))
+        server = serve.build_mcp(memory, Lengths(), "toy", decider)
+        tools, (seen, ranked, refused, answers) = asyncio.run(talk(server, *calls))
     assert seen == {"result": []}  # of hers
     assert [one["index"] for one in ranked["results"]] == [1]
     assert "no room: use a smaller model" in refused
+    assert {*answers["topic"]["probabilities"]} == {"art", "life"}
