@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from pgra.artifacts import at_home
 from pgra.config import Arguments, arg
@@ -312,7 +313,7 @@ def load_splits(
     """
     seed = args.split_seed
     columns = dict(pair.partition("=")[::2] for pair in args.columns or ())
-    local = replace(task.local, columns={**task.local.columns, **columns})
+    local = structs.replace(task.local, columns={**task.local.columns, **columns})
     task = replace(task, local=local)
     validation = args.validation_file
     test = args.test_file
