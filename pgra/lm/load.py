@@ -348,6 +348,8 @@ def load_config(source: ModelSource) -> Any:
 
 def is_encoder(name: str) -> bool:
     """Whether a name's model reads in both directions and writes no words, as BERT."""
+    if not is_model(name):
+        return False
     config = load_config(find_model(name))
     writes = "".join(config.architectures or ()).endswith(("CausalLM", "LMHeadModel"))
     return getattr(config, "is_decoder", None) is False and not writes

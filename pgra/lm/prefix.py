@@ -369,7 +369,8 @@ class PromptedEncoder:
         ids = self.word_ids(words)
         limit = min(self.limit, self.lm.window - max(map(len, ids)))
         prompts = self.tokenize([example.fields for example in examples], limit)
-        with Bar(total=len(examples), desc="score words", unit="text", leave=False) as bar:
+        bar = Bar(total=len(examples), desc="score words", unit="text", leave=False)
+        with self.lm.busy, bar:
             scores = self.lm.scores(prompts.ids, [ids] * len(prompts.ids), advance=bar.update)
         return np.array(scores, np.float32).reshape(len(examples), len(words))
 
