@@ -260,7 +260,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
 
     def _begin_mean(self) -> None:
         """Begin the mean opinion over texts with those that were learned from."""
-        self._num_seen = len(self._known.keys)
+        self._seen = {*self._known.keys}
         if self._needs_mean:
             self._total = self._require_fit().opinion(self._known.states).sum(axis=0)
 
@@ -271,12 +271,15 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
     def _score(self, queries: Any, lm_states: Vectors | None = None) -> Scores:
         """Return the log-probabilities of labels, (n, C); states of the LM if it read them."""
         model = self._require_fit()
-        states = self._reader.read(read_queries(queries, self._reader.inputs), lm_states)
+        examples = read_queries(queries, self._reader.inputs)
+        states = self._reader.read(examples, lm_states)
         if self._needs_mean:
-            self._total = self._total + model.opinion(states).sum(axis=0)
-            self._num_seen += len(states)
-            if self._num_seen >= _LEAST_SEEN:
-                model = replace(model, prior=self._total / np.float32(self._num_seen))
+            rows = {query_key(example): row for row, example in enumerate(examples)}
+            new = [rows[key] for key in rows if key not in self._seen]
+            self._total = self._total + model.opinion(states[new]).sum(axis=0)
+            self._seen |= {*rows}
+            if len(self._seen) >= _LEAST_SEEN:
+                model = replace(model, prior=self._total / np.float32(len(self._seen)))
             self._model = model
         return model.score(states)
 
@@ -296,7 +299,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         """Decide a text (or a mapping of the task's inputs), or each of a list of them.
 
         Where fewer than eight texts were learned from, the LM's opinion is taken less its mean over
-        the texts decided so far; before the eighth, over texts without content.
+        the different texts decided so far; before the eighth, over texts without content.
 
         Returns:
             A label, or those of a list, (n,).
