@@ -27,16 +27,15 @@ from pgra.artifacts import canonical_json
 from pgra.errors import ConfigError, DataError, show
 from pgra.lm.base import DEPTHS
 from pgra.lm.batching import share_tokens
-from pgra.lm.prefix import StateColumns
+from pgra.lm.prefix import StateColumns, depth_widths
 from pgra.lm.state_lm import StateLM
-from pgra.methods.classifier import Classifier, decide_each
+from pgra.methods.classifier import LEAST_SEEN, Classifier, decide_each
 from pgra.rerank.head import LabelModel, affine, fit_labels, softmax
 from pgra.rerank.similarity import Calibrated
 from pgra.types import Example, Json
 
 _MOST_OPTIONS = 255  # the protocol's
 _MOST_BIASES = 4096  # questions
-_LEAST_LEARNED = 8  # states whose mean opinion says more than that of no content
 
 
 @dataclass
@@ -238,12 +237,11 @@ class Decider:
         """Fit heads and opinion to what was learned."""
         words = self._words(question)
         states = np.stack([row for row, _ in learned.rows.values()])
-        last = words.shape[1] - 1
-        inner = [(states.shape[1] - last) // len(self._layers) for _ in self._layers]
+        widths = depth_widths(states.shape[1], words.shape[1] - 1, self._layers)
         examples = [Example("", {"text": text}, row[1]) for text, row in learned.rows.items()]
-        columns = StateColumns([*inner, last], words=words)
+        columns = StateColumns(widths, words=words)
         model = fit_labels(states, columns, examples, question.options).model
-        if len(examples) < _LEAST_LEARNED:
+        if len(examples) < LEAST_SEEN:
             model = replace(model, prior=self._biases[_key(question)])
         return model
 

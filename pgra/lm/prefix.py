@@ -203,6 +203,11 @@ class StateColumns:
     words: Vectors | None = None
 
 
+def depth_widths(width: int, last: int, layers: Sequence[int]) -> list[int]:
+    """Divide the columns of states: those of each layer, then the `last` layer's."""
+    return [*((width - last) // len(layers) for _ in layers), last]
+
+
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
 _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
 
@@ -354,9 +359,8 @@ class PromptedEncoder:
         Raises:
             ModelError: If the tokenizer joins a word to the prompt before it.
         """
-        last = self.lm.width
-        inner = [(self.width - last) // len(self.layers) for _ in self.layers]
-        return StateColumns([*inner, last], words=self.lm.word_rows(self.word_ids(words)))
+        widths = depth_widths(self.width, self.lm.width, self.layers)
+        return StateColumns(widths, words=self.lm.word_rows(self.word_ids(words)))
 
     def word_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Return the tokens of words after a prompt; raises as `columns`."""

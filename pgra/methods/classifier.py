@@ -42,7 +42,7 @@ from pgra.types import Example, Prediction, Query, as_list, is_query, read_queri
 logger = logging.getLogger(__name__)
 
 _ANSWER = "Label:"
-_LEAST_SEEN = 8  # texts whose mean opinion says more than that of no text
+LEAST_SEEN = 8  # texts whose mean opinion says more than that of no text
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
 
     @property
     def _needs_mean(self) -> bool:
-        return len(self._known.keys) < _LEAST_SEEN and self._require_fit().has_opinion
+        return len(self._known.keys) < LEAST_SEEN and self._require_fit().has_opinion
 
     def _score(self, queries: Any, lm_states: Vectors | None = None) -> Scores:
         """Return the log-probabilities of labels, (n, C); states of the LM if it read them."""
@@ -278,7 +278,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
             new = [rows[key] for key in rows if key not in self._seen]
             self._total = self._total + model.opinion(states[new]).sum(axis=0)
             self._seen |= {*rows}
-            if len(self._seen) >= _LEAST_SEEN:
+            if len(self._seen) >= LEAST_SEEN:
                 model = replace(model, prior=self._total / np.float32(len(self._seen)))
             self._model = model
         return model.score(states)
