@@ -11,7 +11,7 @@ from pgra import __version__
 from pgra.artifacts import TemporaryFolder, without_folders, write_sealed, write_text
 from pgra.config import config_root
 from pgra.data.read import push_folder
-from pgra.reader.record import OWN_INPUTS, read_record
+from pgra.reader.record import read_record
 from pgra.run_folder import (
     ARGUMENTS_FILE,
     CARD_FILE,
@@ -32,7 +32,7 @@ def write_card(run: Path) -> None:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     folder = RunFolder(run)
-    read_record(run)  # refuses a damaged one
+    record = read_record(run)  # refuses a damaged one
     identity = folder.read(IDENTITY_FILE)
     metrics = read_metrics(run)
     arguments = without_folders(folder.read(ARGUMENTS_FILE))
@@ -64,7 +64,7 @@ def write_card(run: Path) -> None:
         template_path=str(config_root() / "cards" / "reader.md"),
         method=method,
         base=repo if at else arguments["reader"]["model_name_or_path"],
-        has_own_inputs=method in OWN_INPUTS,
+        has_own_inputs=record.has_own_inputs,
         identity=identity,
         result=metrics,
         arguments=arguments,

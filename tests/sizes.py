@@ -17,6 +17,7 @@ LIMITS: dict[str, float] = {
     "pgra: tokens": 137_850,
     "tests: tokens": 90_400,
     "benchmarks: tokens": 16_850,
+    "ablations: tokens": 3_320,
     "prose: words": 27_000,
     "pgra: parallel assignments": 0,
     "pgra: assignments to three names": 0,
@@ -122,7 +123,7 @@ def measured() -> dict[str, float]:
     """Return what LIMITS limits, as it is."""
     values: dict[str, float] = {}
     shapes: Counter[str] = Counter()
-    for folder in ("pgra", "tests", "benchmarks"):
+    for folder in ("pgra", "tests", "benchmarks", "ablations"):
         tokens = 0
         for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.pyi")]:
             source = path.read_text()

@@ -438,36 +438,3 @@ def sample(rows: Sequence[Example], most: int | None, seed: int) -> list[Example
     if most is None or most >= len(rows):
         return list(rows)
     return [rows[row] for row in sorted(random.Random(seed).sample(range(len(rows)), most))]
-
-
-# Few-shot splits: so many examples of each label to train on, as many to choose a checkpoint on.
-#
-# Gao et al. 2021, "Making Pre-trained Language Models Better Few-shot Learners", section 3: K
-# examples a class to train on, and a development set of the same size. Their released draw is made
-# again: in the files' order the same seed gives the same examples (seen for SST-2, CR and TREC; for
-# CoLA only with seed 100, their first, since they shuffle what the seed before left).
-
-
-def draw_shots(
-    examples: Sequence[Example], labels: Sequence[str], num_shots: int, seed: int
-) -> tuple[list[Example], list[Example]]:
-    """Shuffle the examples, and take each label's first K to train on, the next K as dev.
-
-    The draw depends on their order; `seed` is of numpy's old generator, as in the original.
-
-    Raises:
-        DataError: If a label has fewer than 2 K examples.
-    """
-    order = np.random.RandomState(seed).permutation(len(examples))
-    shuffled = [examples[row] for row in order]
-    train: list[Example] = []
-    dev: list[Example] = []
-    for label in labels:
-        group = [example for example in shuffled if example.label == label]
-        if len(group) < 2 * num_shots:
-            raise DataError(
-                f"label '{label}' has {len(group)} training examples, not twice num_shots: lower it"
-            )
-        train += group[:num_shots]
-        dev += group[num_shots : 2 * num_shots]
-    return train, dev

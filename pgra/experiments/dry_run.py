@@ -1,18 +1,16 @@
 """Before runs: whether their models and data answer, and what is yet to be read, how long."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pgra.arrays import Rows
 from pgra.context import ALONE
 from pgra.data.corpus import find_source
 from pgra.errors import ConfigError, PgraError, one_line
-from pgra.exemplars import BM25
 from pgra.lm.load import find_model
 from pgra.methods.arguments import RunArguments
-from pgra.methods.base import SPLITS, TaskData
+from pgra.methods.base import SPLITS, TaskData, find_method
 from pgra.methods.stages import Stages
-from pgra.rerank import find_reranker
 from pgra.types import MISSING_ROW, Example
 
 _TIMED = 2  # batches: the first loads the model and is slow
@@ -76,7 +74,7 @@ def check_sources(runs: Sequence[RunArguments]) -> tuple[list[str], int]:
     """
     users: dict[tuple[str, str], list[RunArguments]] = {}
     for args in runs:
-        for source in _sources(args):
+        for source in find_method(args.runtime.method).sources(args):
             users.setdefault(source, []).append(args)
     lines = []
     num_missing = 0
@@ -88,29 +86,6 @@ def check_sources(runs: Sequence[RunArguments]) -> tuple[list[str], int]:
             num_missing += 1
         lines.append(f"{kind} {name}: {answer} ({len(needing)} runs)")
     return lines, num_missing
-
-
-def _sources(args: RunArguments) -> Iterator[tuple[str, str]]:
-    """Yield the kind and name of what a run reads."""
-    yield "task", f"{args.data.task} {args.data.dataset_name or ''}".strip()
-    sections = args.sections
-    if "reader" in sections:
-        yield "model", args.reader.model_name_or_path
-    for section in ("head", "completer"):
-        if section in sections:
-            yield "model", args[section].lm
-    selection = sections.get("selection")
-    if selection is not None and selection.compares and selection.encoder != BM25:
-        yield "model", selection.encoder
-    rerank = sections.get("rerank")
-    if rerank is None or not rerank.num_evidence:
-        return
-    for name in args.corpus.sources:
-        yield "corpus", name
-    if "dense" in args.retriever.retriever.split("+"):
-        yield "model", args.retriever.encoder
-    for name in find_reranker(rerank.reranker).models(rerank, args.rerank_options):
-        yield "model", name
 
 
 def _look_for(kind: str, name: str, args: RunArguments) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pgra.config import Arguments, Entry, arg, import_named
+from pgra.config import Arguments, Entry, arg, find_class, import_named
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
@@ -29,10 +29,10 @@ class RuntimeArguments(Arguments):
     method: str = arg(
         "pgra",
         "What decides. Trained readers: pgra, exhaustive (without a first stage), fid (the first "
-        "stage's best), random (random passages), plain (no evidence), rag (each evidence alone), "
-        "lm-bff (few shots). A frozen LM: ralm (reads the evidence), icl (after examples drawn "
-        "once), kate (after each query's nearest), head (by a logistic head on its states). knn, "
-        "or module:Class. Each has its own arguments: see --method NAME --help.",
+        "stage's best), random (random passages), plain (no evidence). A frozen LM: ralm (reads "
+        "the evidence), icl (after examples drawn once), kate (after each query's nearest), head "
+        "(by a logistic head on its states). knn, or module:Class. Each has its own arguments: see "
+        "--method NAME --help.",
         is_common=True,
         group="Method",
     )
@@ -92,23 +92,6 @@ class IclSelectionArguments(SelectionArguments):
         is_common=True,
     )
     exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
-
-
-@dataclass(kw_only=True)
-class LmBffArguments(Arguments):
-    """The few examples, and what stands beside each."""
-
-    GROUP = "Reader"
-
-    num_shots: int = arg(
-        16,
-        "Examples of each label that lm-bff trains on; as many others choose the checkpoint.",
-        least=2,  # an example's label needs another one to show
-        is_common=True,
-    )
-    exemplar_sets: int = arg(
-        16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1
-    )
 
 
 @dataclass(kw_only=True)
@@ -215,12 +198,6 @@ METHODS: Mapping[str, MethodEntry] = {
     "fid": MethodEntry(_CLASS, _PGRA, {"reranker": "none"}),
     "exhaustive": MethodEntry(_CLASS, _PGRA, {"retriever": "exhaustive", "reranker": "prompted"}),
     "pgra": MethodEntry(_CLASS, _PGRA),
-    "rag": MethodEntry("pgra.methods.rag:Rag", _PGRA, {"retriever": "dense", "reranker": "none"}),
-    "lm-bff": MethodEntry(
-        "pgra.methods.lm_bff:LmBff",
-        {**_PGRA, "shots": LmBffArguments},
-        {"num_evidence": 0, "reranker": "none"},
-    ),
     "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**STAGES, "reader": RalmArguments}),
     "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": HeadArguments}),
     "knn": MethodEntry("pgra.methods.knn:NearestNeighbors", STAGES, {"num_evidence": 0}),
@@ -230,8 +207,11 @@ METHODS: Mapping[str, MethodEntry] = {
 
 
 def decided_by(method: str) -> Mapping[str, Any]:
-    """Return the arguments that a method decides, by name; one from outside decides none."""
-    return METHODS[method].decided if method in METHODS else {}
+    """Return the arguments that a method decides, by name."""
+    if method in METHODS:
+        return METHODS[method].decided
+    decided: Mapping[str, Any] = find_class("method", method, METHODS).DECIDED
+    return decided
 
 
 def _arguments_of(table: Mapping[str, Entry]) -> dict[str, type | None]:
@@ -268,21 +248,21 @@ class RunArguments:
     def __init__(self, sections: Mapping[str, Any]) -> None:
         """Let the method decide what it does; refuse contradictions between PGRA's stages."""
         self.sections = dict(sections)
-        if "rerank" in sections:
-            decided = decided_by(sections["runtime"].method)
-            for name in ("retriever", "rerank"):
-                section = sections[name]
-                changes = {key: value for key, value in decided.items() if hasattr(section, key)}
-                self.sections[name] = replace(section, **changes) if changes else section
-        vars(self).update(self.sections)
         if "rerank" not in sections:
+            vars(self).update(sections)
             return
+        named = sections["runtime"].method
+        decided = decided_by(named)
+        for name in ("retriever", "rerank"):
+            section = sections[name]
+            changes = {key: value for key, value in decided.items() if hasattr(section, key)}
+            self.sections[name] = replace(section, **changes) if changes else section
+        vars(self).update(self.sections)
         first = self.retriever.retriever
         count = self.rerank.num_evidence
         if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
-        named = self.runtime.method
-        if named in ("exhaustive", "fid", "rag", "random") and not count:
+        if decided and "num_evidence" not in decided and not count:
             raise ConfigError(
                 f"method '{named}' reads evidence: give --num_evidence, or --method plain"
             )

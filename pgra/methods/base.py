@@ -209,11 +209,14 @@ class Method(Timed, ABC):
     Attributes:
         SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`. With one
             named `training` it trains weights, which a run keeps in its `reader/`.
+        DECIDED: Arguments of retriever and reranker that make the method, by name; other flags are
+            refused.
         seconds: Wall-clock time by stage.
         fingerprints: Digests of each stage's input.
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {}
+    DECIDED: ClassVar[Mapping[str, Any]] = {}
 
     data: TaskData
 
@@ -283,9 +286,10 @@ class Method(Timed, ABC):
     def finish(self, folder: Path) -> None:
         """Complete a measured run's folder, in the main process."""
 
-    def sources(self) -> list[str]:
-        """Return the names of all models and data that it uses, as the user wrote them."""
-        return [self.args.data.dataset_name or ""]
+    @classmethod
+    def sources(cls, args: RunArguments) -> list[tuple[str, str]]:
+        """Return what it reads: "task", "model" or "corpus", and the name, as the user wrote it."""
+        return [("task", f"{args.data.task} {args.data.dataset_name or ''}".strip())]
 
     def sample_prompt(self) -> str | None:
         """Return a prompt as the LM reads it, for `prompt.txt`; None without one."""
@@ -307,10 +311,10 @@ class Method(Timed, ABC):
         if self.data.notes.get("test_rule"):
             notes.append(str(self.data.notes["test_rule"]))
         bundled = {**BUNDLED_MODELS, **BUNDLED_DATA}
-        for name in dict.fromkeys(self.sources()):
-            entry = bundled.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+        for _, source in dict.fromkeys(self.sources(self.args)):
+            entry = bundled.get(source.partition(BUNDLED)[2])
             if entry and entry.note:
-                notes.append(f"{name}: {entry.note}")
+                notes.append(f"{BUNDLED}{entry.name}: {entry.note}")
         return notes
 
 

@@ -184,8 +184,9 @@ class HeadMethod(Method):
             fields["head_encoder"] = self.reader.encoder.fingerprint
         return fields
 
-    def sources(self) -> list[str]:
-        return [self.args["head"].lm, *super().sources()]
+    @classmethod
+    def sources(cls, args: RunArguments) -> list[tuple[str, str]]:
+        return [*super().sources(args), ("model", args["head"].lm)]
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         if self.bank is None:

@@ -18,7 +18,7 @@ import numpy as np
 from pgra.arrays import Scores
 from pgra.context import Context
 from pgra.errors import ConfigError
-from pgra.exemplars import SelectionArguments
+from pgra.exemplars import BM25, SelectionArguments
 from pgra.exemplars.selection import Chosen, ExemplarPool, arrange, open_similarity, vote
 from pgra.lm import open_lm
 from pgra.lm.base import LanguageModel
@@ -200,10 +200,17 @@ class Kate(Method):
             named |= {"prompt": prompt, "lm": dict(self.lm.fingerprint), "window": self.lm.window}
         return named
 
-    def sources(self) -> list[str]:
-        models = [self.args["completer"].lm] if self.lm is not None else []
-        compares = [self.selection.encoder] if self.selection.compares else []
-        return [*models, *compares, *super().sources(), self.icl.query_dataset_name or ""]
+    @classmethod
+    def sources(cls, args: RunArguments) -> list[tuple[str, str]]:
+        sources = super().sources(args)
+        if args["icl"].query_dataset_name:
+            sources.append(("task", args["icl"].query_dataset_name))
+        if args["icl"].decide_by != "vote":
+            sources.append(("model", args["completer"].lm))
+        selection = args["selection"]
+        if selection.compares and selection.encoder != BM25:
+            sources.append(("model", selection.encoder))
+        return sources
 
     def sample_prompt(self) -> str | None:
         return f"{self._render(self.data.test[:1]).texts[0]}\n" if self.lm is not None else None

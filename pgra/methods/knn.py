@@ -59,11 +59,11 @@ class NearestNeighbors(Method):
         encoder = dict(self.similarity.neighbors.encoder.query_fingerprint)
         return {"num_neighbors": self.numbers, "encoder": encoder}
 
-    def sources(self) -> list[str]:
-        args = self.args
+    @classmethod
+    def sources(cls, args: RunArguments) -> list[tuple[str, str]]:
         by_reader = args.retriever.neighbor_encoder == "reader"
         model = args.reader.model_name_or_path if by_reader else args.retriever.encoder
-        return [model, *super().sources()]
+        return [*super().sources(args), ("model", model)]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that is best on the dev set; of equals the smallest."""

@@ -65,7 +65,7 @@ class Pgra(Method):
 
     SECTIONS = METHODS["pgra"].sections
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
-    COMBINES_SCORES: ClassVar[bool] = False  # of several inputs an example
+    HAS_OWN_INPUTS: ClassVar[bool] = False  # several an example, which it alone makes
 
     source: load.ModelSource
     stages: Stages
@@ -78,7 +78,7 @@ class Pgra(Method):
         return args.trains and args["training"].max_steps != 0
 
     def open(self) -> None:
-        if self.COMBINES_SCORES and self.decode != "verbalizer":
+        if self.HAS_OWN_INPUTS and self.decode != "verbalizer":
             raise ConfigError(f"decode '{self.decode}' is not for method '{self.args.method}'")
         load_any_task(task_name(self.args))  # refuses a wrong name before models are looked for
         self.source = load.find_model(self.args.reader.model_name_or_path)
@@ -280,7 +280,8 @@ class Pgra(Method):
             decode=self.decode,
             calibration=self.calibration,
             num_evidence=self.stages.depth,
-            method=args.method,
+            method=self.name(args),
+            has_own_inputs=self.HAS_OWN_INPUTS,
             prompt=self.stages.prompt if reads_prompt(args) else None,
             seed=self.seed,
             arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
@@ -342,15 +343,16 @@ class Pgra(Method):
         """Return the text that is written for each of the reader's inputs, (B,)."""
         return self.reader.write(inputs, self.context)
 
-    def sources(self) -> list[str]:
-        args = self.args
-        names = [args.reader.model_name_or_path, *super().sources()]
-        if not self.stages.depth:
-            return names
-        if "dense" in args.retriever.retriever.split("+"):
-            names.append(args.retriever.encoder)
+    @classmethod
+    def sources(cls, args: RunArguments) -> list[tuple[str, str]]:
+        sources = [*super().sources(args), ("model", args.reader.model_name_or_path)]
+        if not args.rerank.num_evidence:
+            return sources
+        sources += [("corpus", name) for name in args.corpus.sources]
         models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-        return [*names, *models, *args.corpus.sources]
+        if "dense" in args.retriever.retriever.split("+"):
+            models = [args.retriever.encoder, *models]
+        return [*sources, *(("model", name) for name in models)]
 
     def sample_prompt(self) -> str | None:
         """Return the LM's prompt of the first test query."""

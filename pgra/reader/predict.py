@@ -19,7 +19,7 @@ from pgra.progress import Bar
 from pgra.prompts import SLOT, SLOT_END, Verbalizer
 from pgra.reader.calibration import Calibration, decide
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
-from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate
+from pgra.reader.inputs import TokenizedInputs, collate
 from pgra.reader.train import Collate, Trainable
 from pgra.types import Prediction
 
@@ -62,8 +62,6 @@ class T5Classifier(Trainable):
 
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Return the log-probability of each of C labels, (B, C) float32."""
-        if isinstance(inputs, SeparateInputs):
-            return inputs.combine(self.score(inputs.alone(), context))
         if self.decode == "official":
             count = 2 if self.verbalizer.has_slot else 1  # the slot's own token comes first
             return self._scores_of(self.write(inputs, context, count=count))

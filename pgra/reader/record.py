@@ -31,7 +31,6 @@ from pgra.run_folder import READER_FOLDER, RECORD_FILE
 from pgra.types import Fields, Prediction, Query, as_list, as_texts, read_queries
 
 FORMAT = 3
-OWN_INPUTS = ("lm-bff", "rag")  # methods whose readers have inputs of another kind
 _AGAIN = "copy the folder again, or train again in another"
 
 
@@ -40,7 +39,8 @@ class ReaderRecord:
     """What a reader was trained for and with.
 
     `inputs` and `words` are in the task's order. `num_evidence` is the paper's d, 0 for a plain T5.
-    `prompt` is the second stage's, or None.
+    `has_own_inputs` says that its method alone makes what it reads. `prompt` is the second stage's,
+    or None.
     `arguments` are the run's by section, but for its training; `fingerprints` those of the stages.
     """
 
@@ -52,6 +52,7 @@ class ReaderRecord:
     calibration: Calibration
     num_evidence: int
     method: str
+    has_own_inputs: bool
     prompt: FewShotPrompt | None
     seed: int
     arguments: Mapping[str, Mapping[str, Any]]
@@ -109,9 +110,9 @@ def read_record(folder: Path) -> ReaderRecord:
 
 def check_reads_any(record: ReaderRecord) -> None:
     """Refuse, with a ConfigError, a reader whose inputs only its own method makes."""
-    if record.method in OWN_INPUTS:
+    if record.has_own_inputs:
         raise ConfigError(
-            f"this reader was trained by --method {record.method}, which makes its inputs in its "
+            f"this reader was trained by method {record.method}, which makes its inputs in its "
             "own way: other examples are decided by pgra train with another --test_file"
         )
 

@@ -269,7 +269,7 @@ class FinishedRun(RunFolder):
         unused = {"runtime", "data", "folder", "place"}
         if depth == 0:
             unused |= {"corpus", "rerank"}
-            if self.method not in _OF_NEIGHBORS:
+            if self.method in ("plain", "ralm"):  # others may look at its encoder
                 unused.add("retriever")
         if self.values.get("reranker") == "none":
             unused.add("rerank")
@@ -527,9 +527,7 @@ METHOD_ORDER = (
     "icl",
     "ralm",
     "knn",
-    "lm-bff",
     "plain",
-    "rag",
     "fid",
     "random",
     "pgra",
@@ -540,7 +538,6 @@ METHOD_ORDER = (
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
-_OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
 _OF_RUNS = (ReaderArguments, RerankArguments, RetrieverArguments, TrainingArguments)
 # Paths of content that may have moved since; runs are compared by content, not by name.
 _PATHS = {"corpus", "encoder", "neighbor_encoder", "lm", "model_name_or_path", "reader_lm"}
@@ -590,9 +587,7 @@ def _must_agree(
     }
     alike[f"seeds of '{row}'",] = {**settings, **_only(marks, "corpus")}
     varies_data = {*group.axes} & {*rules(DataArguments)}
-    # It learns from the task's train and dev set, not from a few shots of both.
-    is_divided = "dev" in marks and not run.fingerprint("demonstrations")
-    if is_divided and not varies_data:
+    if "dev" in marks and not varies_data:
         alike["division",] = {**_only(run.values, *_RULES), **_only(marks, "dev")}
         # The examples of an LM's prompt, its own or a control's, may be left out of training.
         is_whole = not run.metrics.get("sizes", {}).get("set_aside")

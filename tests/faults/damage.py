@@ -26,7 +26,9 @@ READERS: Mapping[str, Job] = {
         "train $train --num_evidence 2 --output_dir runs/new --similarity cosine"
     ),
     "train again": JOBS["train"],
-    "go on": Job("train $train --method rag --num_evidence 2 --output_dir runs/stopped"),
+    "go on": Job(
+        "train $train --method ablations.rag:Rag --num_evidence 2 --output_dir runs/stopped"
+    ),
     "evaluate": JOBS["evaluate"],
     "evaluate plain": Job("evaluate --run runs/plain"),
     "predict": Job("predict 'A town so funny.' --run runs/pgra --json"),

@@ -289,7 +289,7 @@ JOBS: Mapping[str, Job] = {
     "search": Job("search $index --queries queries.jsonl --num_candidates 3 --trec found.trec"),
     "train": Job("train $train --num_evidence 2 --output_dir runs/pgra"),
     "plain": Job("train $train --method plain --output_dir runs/plain"),
-    "rag": Job("train $train --method rag --num_evidence 2 --output_dir runs/rag"),
+    "rag": Job("train $train --method ablations.rag:Rag --num_evidence 2 --output_dir runs/rag"),
     "icl": Job(
         "icl $data --lm ../models/lm --encoder ../models/encoder --num_exemplars 2 "
         "--corpus corpus.txt --output_dir runs/icl"
@@ -321,7 +321,7 @@ JOBS: Mapping[str, Job] = {
 # step does one step more each time.
 BESIDE: Mapping[str, Job] = {
     "stopped": Job(
-        "train $train --method rag --num_evidence 2 --output_dir runs/stopped "
+        "train $train --method ablations.rag:Rag --num_evidence 2 --output_dir runs/stopped "
         "--max_train_minutes 1e-9"
     )
 }

@@ -93,7 +93,7 @@ words = [["list"]] + [
     [*each, "--help-all"] for each in (
         *([name] for name in pgra.cli.COMMANDS),
         ["ablate", "k"], ["memory", "lab", "stream"],
-        *(["train", "--method", name] for name in ("icl", "kate", "knn", "lm-bff", "rag", "ralm")),
+        *(["train", "--method", name] for name in ("icl", "kate", "knn", "ralm")),
         ["search", "--reranker", "cross-encoder"], ["search", "--retriever", "bm25"],
     )
 ]

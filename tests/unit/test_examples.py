@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pgra.data.examples import (
     DataArguments,
-    draw_shots,
     load_splits,
     open_rows,
     open_split,
@@ -165,20 +164,6 @@ def test_texts_shared_by_train_and_test_are_counted_or_refused(tmp_path):
     drawn = [int(name.split("-")[1]) for name in ids(splits.test)]
     assert drawn == sorted(drawn) != list(range(5))  # drawn, not the first
     assert (len(splits.train), len(drawn), splits.notes["test_rows_in_train"]) == (10, 5, 5)
-
-
-# Few-shot splits.
-
-
-def test_the_draw_is_numpys_shuffle_and_each_labels_first():
-    """RandomState(42).shuffle(range(10)) is 8 1 5 0 7 2 9 4 3 6; the even ones are the first's."""
-    examples = [Example(f"train-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(10)]
-    train, dev = shots = draw_shots(examples, LABELS, 2, seed=42)
-    assert ids(train) == ["train-8", "train-0", "train-1", "train-5"]
-    assert ids(dev) == ["train-2", "train-4", "train-7", "train-9"]
-    assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
-    with pytest.raises(DataError, match="num_shots"):
-        draw_shots(examples, LABELS, 3, seed=0)
 
 
 # Rows in memory.

@@ -22,8 +22,9 @@ from pgra.report.results import Group, load_measures
 from pgra.retrieval.neighbors import open_neighbor_encoder
 from pgra.runs import Run, evaluate_run, run, train
 
-WRITERS = [f"{x} answers" for x in ("exhaustive", "fid", "pgra", "plain", "rag", "ralm")]
-KINDS = [*WRITERS, "head encoder"]  # the last's LM is an encoder
+RAG, LM_BFF = OUTSIDE = "ablations.rag:Rag", "ablations.lm_bff:LmBff"
+WRITERS = [f"{x} answers" for x in ("exhaustive", "fid", "pgra", "plain", RAG, "ralm")]
+KINDS = [*WRITERS, *OUTSIDE, "head encoder"]  # the last's LM is an encoder
 
 
 def asking(args, review_files):
@@ -43,13 +44,13 @@ def test_a_run_is_made_once_and_measured_again_alike(args, review_files, tmp_pat
     if kind == ["answers"]:
         args = asking(args, review_files)
     args = with_retriever(args, retriever="bm25+dense") if method == "fid" else args
-    few = {"num_shots": 4, "exemplar_sets": 2} if method == "lm-bff" else {}
+    few = {"num_shots": 4, "exemplar_sets": 2} if method == LM_BFF else {}
     if kind == ["encoder"]:
         few = {"lm": args.retriever.encoder}
     mine = run_of(args, method, folder, **few)
     done = run(mine)
     assert not done.reused
-    assert done.metrics["method"] == method
+    assert done.metrics["method"] == {RAG: "rag", LM_BFF: "lm-bff"}.get(method, method)
     assert done.metrics["n"] == len(lines_of(folder)) == 12
     assert run(mine).reused
     again = evaluate_run(folder, output_dir=tmp_path / "again")
@@ -60,10 +61,10 @@ def test_a_run_is_made_once_and_measured_again_alike(args, review_files, tmp_pat
         run(other)
     has_prompt = method in ("exhaustive", "head", "pgra", "ralm") and kind != ["encoder"]
     assert (folder / "prompt.txt").is_file() == has_prompt
-    depth = 0 if method in ("head", "knn", "lm-bff", "plain") else 3
+    depth = 0 if method in ("head", "knn", LM_BFF, "plain") else 3
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
-    if method in ("lm-bff", "rag"):
-        with pytest.raises(ConfigError, match=method):
+    if method in OUTSIDE:
+        with pytest.raises(ConfigError, match=done.metrics["method"]):
             Run.load(folder, device="cpu").predict("a film")
         return
     lines = lines_of(folder)[:3]  # decided as new texts they are the same
@@ -107,7 +108,7 @@ def test_the_likeliest_answers_log_probability_is_stock_t5s(args, review_files, 
 
 def test_what_needs_labels_or_answers_is_refused_on_questions(args, review_files, tmp_path):
     args = asking(args, review_files)
-    for method in ("head", "knn", "lm-bff"):
+    for method in ("head", "knn", LM_BFF):
         with pytest.raises(ConfigError, match="'webquestions'"):
             open_method(run_of(args, method, tmp_path / "run"), ALONE)
     with pytest.raises(ConfigError, match="'head'"):
@@ -118,7 +119,7 @@ def test_what_needs_labels_or_answers_is_refused_on_questions(args, review_files
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "rag"])
+@pytest.mark.parametrize("name", ["plain", RAG])
 def test_a_reader_replaced_since_the_run_named_it_is_refused(args, t5_dir, tmp_path, name):
     reader = shutil.copytree(t5_dir, tmp_path / "reader")
     mine = having(run_of(args, name, tmp_path / "run"), model_name_or_path=str(reader))

@@ -4,10 +4,10 @@ import torch
 from conftest import SENTENCES
 from small_training import VERBALIZER, lively, tokens
 
+from ablations.rag import RagClassifier, RagReader, build_pooled, choose_evidence, collate_pooled
 from pgra.encoders.encoder import Encoder
 from pgra.lm.batching import GroupCost
 from pgra.lm.load import find_model
-from pgra.methods.rag import RagClassifier, RagReader, build_pooled, choose_evidence, collate_pooled
 from pgra.prompts import Verbalizer
 from pgra.reader.fid import FusionReader, pack_segments
 from pgra.reader.inputs import SegmentLayout

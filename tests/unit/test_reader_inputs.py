@@ -1,15 +1,13 @@
 """What the reader reads: segments that fit, batches of like length."""
 
-import numpy as np
 import pytest
 from conftest import reader_inputs
 from hypothesis import given
 from hypothesis import strategies as st
-from small_training import tokens
 
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts import Verbalizer
-from pgra.reader.inputs import SegmentLayout, SeparateInputs, build_inputs
+from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.types import Example
 
 TEMPLATE = "{text} It was <extra_id_0> ."
@@ -107,30 +105,3 @@ def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
     assert len(item.segments[0]) <= 12
-
-
-# Segments that are read each alone.
-
-ROWS = [
-    ("a", ("A warm film <extra_id_0>", "A dull film <extra_id_0>"), "positive"),
-    ("b", ("A story <extra_id_0>",), "negative"),
-]
-SCORES = np.log(np.array([[0.5, 0.5], [0.125, 0.5], [0.25, 0.5]], dtype=np.float32))
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        # The means of log 1/2 and log 1/8, and of log 1/2 twice.
-        (None, [[0.25, 0.5], [0.25, 0.5]]),
-        # 0.75 * 1/2 + 0.25 * 1/8, and so on; one segment is sure to be read.
-        ([0.75, 0.25, 1.0], [[0.40625, 0.5], [0.25, 0.5]]),
-        # A segment of no weight says nothing.
-        ([1.0, 0.0, 1.0], [[0.5, 0.5], [0.25, 0.5]]),
-    ],
-)
-def test_scores_are_averaged_or_summed_over_an_examples_segments(t5_dir, weights, expected):
-    with np.errstate(divide="ignore"):
-        logs = None if weights is None else np.log(weights)
-    separate = SeparateInputs(**vars(tokens(t5_dir, ROWS)), log_weights=logs)
-    np.testing.assert_allclose(np.exp(separate.combine(SCORES)), expected, rtol=1e-6)

@@ -24,7 +24,9 @@ def found_for(args, splits=SPLITS, context=ALONE):
     return stages
 
 
-@pytest.mark.parametrize("method", ["plain", "fid", "random", "rag", "knn", "cross-encoder"])
+@pytest.mark.parametrize(
+    "method", ["plain", "fid", "random", "ablations.rag:Rag", "knn", "cross-encoder"]
+)
 def test_a_method_without_a_prompt_trains_on_all(args, method):
     shown = Stages.read(args, ALONE)
     assert (len(shown.data.train), len(shown.data.set_aside)) == (32, 4)

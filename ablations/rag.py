@@ -8,6 +8,8 @@
 Reader and query encoder are trained (q gets gradients through p(z|x)); passages' vectors stay the
 index's (section 2.4). The untrained encoder finds the k candidates once; in each step the trained
 one takes its best d of them.
+
+    PYTHONPATH=. pgra train --method ablations.rag:Rag --task sst2 --normalize false
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,25 +27,25 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from ablations.separate import SeparateClassifier, SeparateInputs
 from pgra.arrays import Rows, Scores
 from pgra.context import ALONE, Context
 from pgra.encoders import as_encoder
 from pgra.encoders.encoder import Encoder
 from pgra.errors import DamageError, reading
 from pgra.lm.batching import GroupCost
+from pgra.methods.arguments import RunArguments
 from pgra.methods.pgra import Pgra
 from pgra.prompts import Verbalizer
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, TokenIds, pack_segments, pad_rows
 from pgra.reader.inputs import (
     Join,
     SegmentLayout,
-    SeparateInputs,
     TokenizedInputs,
     build_inputs,
     fit_queries,
     tokenize_parts,
 )
-from pgra.reader.predict import T5Classifier
 from pgra.report.results import EvidenceLine
 from pgra.retrieval import open_retriever
 from pgra.retrieval.dense import find_shards, read_rows
@@ -277,7 +279,7 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
     return separate, evidence
 
 
-class RagClassifier(T5Classifier):
+class RagClassifier(SeparateClassifier):
     """A `RagReader` that decides a task's labels, or writes answers."""
 
     module: RagReader
@@ -330,7 +332,12 @@ class Rag(Pgra):
 
     CLASSIFIER = RagClassifier
     reader: RagClassifier
-    COMBINES_SCORES = True
+    DECIDED: ClassVar[Mapping[str, Any]] = {"retriever": "dense", "reranker": "none"}
+    HAS_OWN_INPUTS = True
+
+    @classmethod
+    def name(cls, args: RunArguments) -> str:  # noqa: ARG003 (the contract's)
+        return "rag"
 
     def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
