@@ -299,7 +299,8 @@ def measure_reader(bench: Bench) -> None:
         t5 = open_plain(args.model, device=torch.device("meta"))
         operations = 3.0 * sum(reader.count_operations(t5, inputs, rows) for rows in steps)
         rates = {}
-        for title in ("pgra", "usual"):
+        for title in ("pgra", "compiled", "usual"):
+            args.torch_compile = title == "compiled"
             cost = train(bench, title, args)
             rates[title] = args.steps / cost.seconds
             bench.tell(
@@ -309,7 +310,11 @@ def measure_reader(bench: Bench) -> None:
                 share_of_product=operations / (cost.seconds * product),
                 peak_mib=cost.peak_mib,
             )
-        bench.tell(f"{dtype}_", speedup=rates["pgra"] / rates["usual"])
+        bench.tell(
+            f"{dtype}_",
+            speedup=rates["pgra"] / rates["usual"],
+            compiled_speedup=rates["compiled"] / rates["usual"],
+        )
 
 
 def reader_arguments(bench: Bench, dtype: str) -> argparse.Namespace:
@@ -322,7 +327,7 @@ def reader_arguments(bench: Bench, dtype: str) -> argparse.Namespace:
 
 
 def train(bench: Bench, title: str, args: argparse.Namespace) -> Cost:
-    """Train in one of two ways."""
+    """Train as usual, or by pgra."""
     if title == "usual":
         return train_usual(bench.reading, bench.sizes.depth, args)
     with tempfile.TemporaryDirectory() as folder:

@@ -112,6 +112,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=2, help="the best counts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--bf16", action="store_true", help="both ways' training; else float32")
+    parser.add_argument("--torch_compile", action="store_true", help="pgra's training")
     args = parse_flags(parser, argv)
     args.device = choose_device(args.device)
     on_gpu = args.device.type == "cuda"
@@ -221,6 +222,7 @@ def train_ours(
             eval_steps=0,
             save_steps=0,
             bf16=args.bf16,
+            torch_compile=args.torch_compile,
         )
         context = Context(device=args.device.type, progress=False)
         fit(classifier, inputs, training, context, folder=Path(folder) / "reader")

@@ -30,6 +30,12 @@ class GridArguments(common.SeriesArguments, common.WorkArguments):
 
     demo: bool = arg(False, "Bundled models and small sizes, as the YAML says.")
     dry_run: bool = arg(False, "List the runs, and run nothing.")
+    card: str | None = arg(
+        None,
+        "Count the hours of this GPU, and the disk; data and configurations are looked up. "
+        "Default: the GPU that is there.",
+        choices=("a100", "a6000", "h100", "h200", "l40s"),
+    )
     tasks: list[str] | None = arg(None, "Tasks, each with all points; default: the YAML's.")
     drop_readers: bool = arg(
         False, "Delete a run's reader and checkpoints once it is measured, but for plain ones."
@@ -63,7 +69,7 @@ def main(words: Sequence[str]) -> int:
             "name a grid first, such as pgra ablate k --demo; pgra ablate --list shows all"
         )
     options, rest = parse_first(GridArguments, words[1:])
-    from pgra.experiments.grid import make_runs, read_grid, run_grid, write_grid
+    from pgra.experiments.grid import describe_costs, make_runs, read_grid, run_grid, write_grid
     from pgra.runs import run_all
 
     grid = read_grid(words[0], demo=options.demo)
@@ -86,7 +92,10 @@ def main(words: Sequence[str]) -> int:
     if options.dry_run:
         lines = [run.name + (", finished" if run.is_finished else "") for run in runs]
         finished = sum(run.is_finished for run in runs)
-        common.say("\n".join([*lines, f"{len(runs)} runs, {finished} of them finished"]))
+        lines.append(f"{len(runs)} runs, {finished} of them finished")
+        if options.card is not None:
+            lines += describe_costs(runs, options.card)
+        common.say("\n".join(lines))
         return 0
 
     def make(args: "RunArguments") -> None:
@@ -95,7 +104,7 @@ def main(words: Sequence[str]) -> int:
     if context.is_main:
         write_grid(grid, runs, root)
     context.barrier()
-    failures = run_grid(runs, make, context, drop_readers=options.drop_readers)
+    failures = run_grid(runs, make, context, card=options.card, drop_readers=options.drop_readers)
     if context.worker.is_part:
         num_left = sum(not run.is_finished for run in runs)
         common.say(f"{root}: {num_left} of {len(runs)} runs are left; others may be making them")

@@ -261,6 +261,7 @@ def run_grid(
     make: Callable[[RunArguments], object],
     context: Context,
     *,
+    card: str | None = None,
     drop_readers: bool = False,
 ) -> dict[str, str]:
     """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
@@ -274,7 +275,8 @@ def run_grid(
     worker = context.worker
     if context.is_main and not worker.is_part:
         answers, _ = check_sources([run.args for run in runs if not run.is_finished])
-        logger.info("ablate: %s", "\n".join(["data and models:", *answers]))
+        costs = describe_costs(runs, card)
+        logger.info("ablate: %s", "\n".join(["data and models:", *answers, *costs]))
     failures: dict[str, str] = {}
     # By seed, so that a stopped grid can be reported.
     left = sorted(runs, key=lambda run: run.args.seed)
@@ -305,6 +307,14 @@ def run_grid(
             context.barrier()
         left = [run for run in left if run.name in busy]
     return failures if worker.is_part else {**failures, **busy}
+
+
+def describe_costs(runs: Sequence[GridRun], card: str | None) -> list[str]:
+    """Count the disk and the hours of unfinished runs; None for `card` is the GPU that is there."""
+    from pgra.experiments.costs import Cost, card_here  # it brings torch
+
+    cost = Cost.of([run.args for run in runs if not run.is_finished])
+    return cost.describe(card or card_here())
 
 
 def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:

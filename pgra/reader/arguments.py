@@ -128,6 +128,9 @@ class TrainingArguments(FolderArguments):
         "Multiply in bfloat16, with float32 weights: the default on a GPU that has it; --no_bf16.",
         is_common=True,
     )
+    torch_compile: bool = arg(
+        False, "Compile the encoder's layers: a minute or two, then fewer, larger kernels."
+    )
     lr_scheduler_type: str = arg(
         "linear",
         "How the learning rate falls after its rise.",

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from pgra.errors import ModelError
+from pgra.errors import ModelError, cut, one_line
 from pgra.lm.batching import GroupCost, group_by_length, send
 from pgra.lm.kernels import fuse_norms, read_encoded_tokens
 from pgra.lm.load import ModelSource, load_config, load_pretrained
@@ -139,6 +139,22 @@ class FusionReader(nn.Module):
     def deciding(self) -> torch.autocast:
         """Multiply as it was trained meanwhile: in a forward pass, not in a backward one."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half)
+
+    def compile_layers(self, **kwargs: Any) -> None:
+        """Compile the encoder's layers in place, as `torch.compile` takes `kwargs`.
+
+        They are nearly all the work. Weights keep their names.
+
+        Raises:
+            ModelError: If nothing can be compiled here.
+        """
+        try:
+            torch.compile(torch.neg, **kwargs)(torch.zeros(2, device=self.device))
+        except RuntimeError as error:  # such as: there is no C++ compiler
+            reason = cut(one_line(error), 200)
+            raise ModelError(f"torch.compile fails: {reason}: leave --torch_compile out") from error
+        for block in self.model.get_encoder().block:
+            block.compile(**kwargs)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a plain model folder in safetensors."""

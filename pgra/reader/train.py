@@ -270,10 +270,12 @@ def _mean(losses: Sequence[float]) -> float:
 
 
 def _distribute(module: FusionReader, arguments: TrainingArguments, worker: Worker) -> Any:
-    """Return the module as its processes train it together."""
+    """Return the module as it is trained, alone or by several processes."""
     if arguments.gradient_checkpointing:
         old = module.model.gradient_checkpointing_enable  # its name in transformers before 5.23
         getattr(module.model, "activation_checkpointing_enable", old)()
+    if arguments.torch_compile:
+        module.compile_layers(dynamic=True)  # one kernel for all lengths
     if worker.world == 1:
         return module
     ids = [module.device] if module.device.type == "cuda" else None

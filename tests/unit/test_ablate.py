@@ -16,10 +16,15 @@ from pgra.artifacts import lock_folder
 from pgra.cli import main
 from pgra.commands.ablate import resolve_point
 from pgra.context import ALONE
+from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
+from pgra.experiments.costs import Cost
 from pgra.experiments.grid import make_runs, read_grid, write_grid
+from pgra.lm.load import find_model, load_config
+from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.stages import Stages
 from pgra.reader import train
+from pgra.reader.fid import FusionReader
 from pgra.reader.resume import save_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -194,3 +199,28 @@ def test_a_grids_data_and_models_are_looked_for(write, capsys):
         *lines, last = capsys.readouterr().out.splitlines()
         assert last == f"{code} of {len(lines)} are missing"
         assert any("model no/where: MISSING" in line for line in lines) == bool(code)
+
+
+def test_costs_count_what_is_shared_once(write, tmp_path):
+    path = write(base={"retriever": "dense", "similarity": "dot"})
+    _, runs = runs_of(path, tmp_path / "runs", seeds=(0, 1))
+    one = Cost.of([runs[0].args])
+    both = Cost.of([run.args for run in runs])
+    args = runs[0].args
+    lm = load_config(find_model(args.rerank.lm))
+    encoder = load_config(find_model(args.retriever.encoder))
+    rows = len(open_corpus(args.corpus, args.runtime.artifacts_dir))
+    num_queries = sum(len(TaskData.read(args).examples(split)) for split in SPLITS)
+    num_texts = min(rows, num_queries * 8) + num_queries
+    assert list(one.indexes.values()) == [rows * encoder.hidden_size * 6]
+    ((size, _),) = one.states.values()
+    assert size == num_texts * lm.hidden_size * 2
+    t5 = FusionReader.from_source(find_model(args.reader.model_name_or_path))
+    assert one.readers == 4 * t5.model.num_parameters()
+    assert one.training == 6 * t5.model.num_parameters() * 4 * 2 * 67
+    assert (both.indexes, both.states) == (one.indexes, one.states)
+    assert (both.readers, both.training) == (2 * one.readers, 2 * one.training)
+    assert not both.unknown
+    hours = one.training / 0.096 / 989e12 / 3600
+    assert f"{hours:,.1f} to train readers" in both.describe("h100")[1]
+    assert len(both.describe(None)) == 1

@@ -1,5 +1,6 @@
 """What a training can do, through the fused reader."""
 
+import shutil
 from unittest.mock import Mock
 
 import pytest
@@ -31,6 +32,19 @@ def test_gradient_checkpointing_computes_the_same(plain, t5_dir, tmp_path, monke
     found, reader, _ = run(t5_dir, tmp_path, gradient_checkpointing=True)
     assert spy.called
     assert found == pytest.approx(plain[0], rel=1e-6)
+    for name, weight in plain[1].state_dict().items():
+        torch.testing.assert_close(reader.state_dict()[name], weight)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # torch warns itself while it compiles
+def test_compiled_layers_compute_the_same(plain, t5_dir, tmp_path):
+    found, reader, _ = run(t5_dir, tmp_path, torch_compile=True)
+    layers = reader.model.get_encoder().block
+    assert all(layer._compiled_call_impl is not None for layer in layers)
+    assert plain[1].model.get_encoder().block[0]._compiled_call_impl is None
+    assert found == pytest.approx(plain[0], rel=1e-5)
     for name, weight in plain[1].state_dict().items():
         torch.testing.assert_close(reader.state_dict()[name], weight)
 
