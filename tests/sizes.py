@@ -24,7 +24,7 @@ LIMITS: dict[str, float] = {
     "pgra: starred literals": 0,
     "pgra: comprehensions with two loops": 0,
     "pgra: statements over 60 nodes": 18,
-    "pgra: functions over 8 parameters": 4,
+    "pgra: functions over 8 parameters": 3,
     "pgra: kinds of task by isinstance": 0,
     "pgra: arguments spread from a dict": 0,
     "pgra: names in dialect, %": 1.0,

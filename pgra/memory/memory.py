@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import write_lines
-from pgra.context import Context
+from pgra.context import ALONE
 from pgra.errors import ConfigError, DataError
 from pgra.memory.families import FewShot, fill_slots
 from pgra.memory.log import FeedbackLog, Kind, MemoryEntry, check_length, now, read_events
@@ -55,7 +55,6 @@ class Memory(AbstractContextManager["Memory"]):
         encoder: Any = None,
         user: str = "",
         source: str = "user",
-        device: str = "auto",
         create: bool = True,
         admin: bool = True,
     ) -> None:
@@ -72,10 +71,9 @@ class Memory(AbstractContextManager["Memory"]):
                 (relative-edit 0.8, paraphrase 0.65, encoder 0.9, edit -5); of a loaded look-up
                 all pass.
             encoder: Of paraphrase and encoder: hub id, folder, bundled:NAME, a `pgra.Encoder`, or
-                another loaded model, as of `pgra.Encoder`.
+                another loaded model, as of `pgra.Encoder`, which takes a device.
             user: Whose entries; "" for the administrator, see the class.
             source: Who writes; kept with each event.
-            device: Where an encoder runs.
             create: Whether a missing file is made.
             admin: Whether one without a user is the administrator's; else it has the shared entries
                 alone.
@@ -102,7 +100,7 @@ class Memory(AbstractContextManager["Memory"]):
             name = None if encoder is None else str(encoder)
             args = LookupArguments(lookup=lookup, threshold=threshold, encoder=name).resolve()
             self.threshold = args.threshold
-            open_lookup = load_lookup(args, Context(device=device), user, encoder=encoder)
+            open_lookup = load_lookup(args, ALONE, user, encoder=encoder)
         self._lock = threading.RLock()
         self.log = FeedbackLog(self.path, create=create)
         self.lookup = open_lookup(self.log)

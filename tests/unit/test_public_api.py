@@ -55,7 +55,7 @@ def test_a_model_is_a_name_a_folder_or_loaded(way, lm_dirs, encoder_dir):
     assert opened.encode(TEXTS).shape == (4, 16)
     given = opened if way == "loaded" else encoder[0]
     assert pgra.ExemplarSelector(SHOTS, encoder=given, device="cpu").select("a film", 1)
-    with pgra.Memory(":memory:", encoder=given, device="cpu") as memory:
+    with pgra.Memory(":memory:", encoder=given) as memory:
         memory.add(*SHOTS[0])
         assert memory.search(TEXTS[0])
 
