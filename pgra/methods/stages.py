@@ -4,7 +4,7 @@
     states     = LM(prefix + P(text))        of the query and each candidate    (eq. 2)
     evidence   = top d by state product                                         (eq. 3)
 
-Any retriever finds the candidates, `exhaustive` too: the best of the whole corpus by the LM.
+Any retriever finds the candidates.
 """
 
 import logging
@@ -239,9 +239,9 @@ class Stages(Timed):
     def wanted(self, queries: Sequence[Example] = ()) -> tuple[Sequence[Example], Rows]:
         """Return what the reranker reads: queries, else all splits', and candidates, (B, K).
 
-        With exhaustive search these are the whole corpus, (1, N).
+        These are the whole corpus, (1, N), where that is searched by the LM's states.
         """
-        if self.args.retriever.retriever == "exhaustive":
+        if self.retriever.reads_corpus:
             rows = np.arange(len(self.corpus))[None]
         elif queries:
             self.retriever.prepare(queries)

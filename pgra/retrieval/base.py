@@ -60,12 +60,14 @@ class Retriever(ABC):
 
     Attributes:
         options_class: The class of its own flags, if it has any.
+        reads_corpus: Whether the second stage reads the whole corpus for it.
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
         built: Its indexes on disk, if it has any.
     """
 
     options_class: ClassVar[type[Arguments] | None] = None
+    reads_corpus: ClassVar[bool] = False
     fingerprint: Fields
     inputs: Sequence[Inputs] = ()
     built: Sequence[Artifact] = ()
@@ -112,7 +114,7 @@ def open_retriever(
     """Open the first stage: find its finished index, or build it.
 
     With `args.index_dir` that index is used or refused, never built. `options` are the retriever's
-    own arguments; None: their defaults. `reranker` is the run's second stage, for `exhaustive`.
+    own arguments; None: their defaults. `reranker` is the run's second stage.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's

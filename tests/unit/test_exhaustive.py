@@ -5,9 +5,9 @@ import pytest
 import torch
 from small_reranking import over_corpus
 
+from ablations.exhaustive import ExhaustiveSearch
 from pgra.data.corpus import CorpusArguments, open_corpus
 from pgra.rerank.bank import query_key
-from pgra.rerank.exhaustive import ExhaustiveSearch
 from pgra.types import Example
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,8 @@ TIES = np.random.default_rng(2).integers(-1, 2, (NUM_ROWS, WIDTH)).astype(np.flo
 
 @pytest.mark.parametrize("depth", [1, 150, NUM_ROWS])
 def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
-    monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)  # many blocks
+    monkeypatch.setattr("ablations.exhaustive._SPARE", 1)
+    monkeypatch.setattr("ablations.exhaustive._BLOCK_BYTES", 37 * 4 * WIDTH)  # many blocks
     queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
     search = search_of(lm_dirs, tmp_path, TIES, queries)
     found = search.retrieve_examples(QUERIES, depth)

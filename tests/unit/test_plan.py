@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 WAYS = {
     "bm25": {},
     "random": {"retriever": "random"},
-    "exhaustive": {"retriever": "exhaustive"},
+    "exhaustive": {"retriever": "ablations.exhaustive:ExhaustiveSearch"},
     "fitted": {"similarity": "whitened", "num_candidates": 2},
     "cross-encoder": {"reranker": "cross-encoder"},
 }

@@ -60,7 +60,7 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
         staged = found_for(args, ("test",))
-        free = {"encoder": "no-such-folder", "retriever": "exhaustive"}
+        free = {"encoder": "no-such-folder", "retriever": "ablations.exhaustive:ExhaustiveSearch"}
         whole = found_for(with_retriever(args, **free), ("test",))
         ours, theirs = (f.evidence["test"].candidates for f in (whole, staged))
         np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)

@@ -2,11 +2,13 @@
 
 A passage's state does not depend on the query, so a full bank is an index: candidates are the best
 of all passages by eq. 3 of Guo et al. 2023, who stop at 150 and see the metric still rising.
+
+    PYTHONPATH=. pgra train --retriever ablations.exhaustive:ExhaustiveSearch --task sst2
 """
 
 import logging
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -27,6 +29,8 @@ _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 class ExhaustiveSearch(Retriever):
     """Finds the best of all passages by the prompted reranker's scores."""
 
+    reads_corpus: ClassVar[bool] = True
+
     def __init__(self, reranker: BankedReranker) -> None:
         self.reranker = reranker
         self.num_rows = len(reranker.corpus)
@@ -36,7 +40,7 @@ class ExhaustiveSearch(Retriever):
     def open(cls, request: IndexRequest) -> Self:
         """Open it over a run's reranker; one without states is a ConfigError."""
         if not isinstance(request.reranker, BankedReranker):
-            raise ConfigError("retriever 'exhaustive' needs --reranker prompted")
+            raise ConfigError("exhaustive search needs --reranker prompted")
         return cls(request.reranker)
 
     def prepare(self, examples: Sequence[Example]) -> None:
