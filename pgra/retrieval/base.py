@@ -42,7 +42,6 @@ class IndexRequest:
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its `options_class`.
         output_dir: Where to build instead of under the artifacts; of a union its last stage.
-        reranker: The second stage of the run that asks; None without one.
     """
 
     args: RetrieverArguments
@@ -50,7 +49,6 @@ class IndexRequest:
     context: Context
     options: Arguments | None = None
     output_dir: Path | None = None
-    reranker: object = None
 
 
 class Retriever(ABC):
@@ -60,14 +58,12 @@ class Retriever(ABC):
 
     Attributes:
         options_class: The class of its own flags, if it has any.
-        reads_corpus: Whether the second stage reads the whole corpus for it.
         fingerprint: All that determines the candidates of a text.
         inputs: Files that it reads; if one changes, no candidates are kept.
         built: Its indexes on disk, if it has any.
     """
 
     options_class: ClassVar[type[Arguments] | None] = None
-    reads_corpus: ClassVar[bool] = False
     fingerprint: Fields
     inputs: Sequence[Inputs] = ()
     built: Sequence[Artifact] = ()
@@ -83,13 +79,6 @@ class Retriever(ABC):
 
         k is at most the number of passages: who opens a retriever has checked that.
         """
-
-    def prepare(self, examples: Sequence[Example]) -> None:  # noqa: B027 (most need nothing)
-        """Do what is worth doing once for all splits, in all processes together."""
-
-    def retrieve_examples(self, examples: Sequence[Example], k: int) -> Candidates:
-        """As `retrieve`, of a task's examples, which `prepare` has seen: by their texts."""
-        return self.retrieve([example.text for example in examples], k)
 
 
 def find_retriever(name: str) -> type[Retriever]:
@@ -109,12 +98,11 @@ def open_retriever(
     context: Context,
     *,
     options: Arguments | None = None,
-    reranker: object = None,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
     With `args.index_dir` that index is used or refused, never built. `options` are the retriever's
-    own arguments; None: their defaults. `reranker` is the run's second stage.
+    own arguments; None: their defaults.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -127,9 +115,7 @@ def open_retriever(
     check_num_candidates(args.num_candidates, len(corpus))
     if options is None and cls.options_class is not None:
         options = cls.options_class()
-    request = IndexRequest(
-        args=args, corpus=corpus, context=context, options=options, reranker=reranker
-    )
+    request = IndexRequest(args=args, corpus=corpus, context=context, options=options)
     return cls.open(request)
 
 
