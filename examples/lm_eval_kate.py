@@ -1,9 +1,8 @@
 """KATE's nearest examples as the few-shot examples of lm-evaluation-harness (lm-eval 0.4.13).
 
     python examples/lm_eval_kate.py run --model hf --model_args pretrained=facebook/opt-1.3b \
-        --tasks boolq --num_fewshot 8 --log_samples --output_path out/kate
-    lm_eval run ... --output_path out/random      # the same, with its own sampler
-    pgra report out/kate out/random               # with the paired tests
+        --tasks boolq --num_fewshot 8
+    lm_eval run ...                               # the same, with its own sampler
 
 The variable ENCODER names another encoder than the bundled one.
 """

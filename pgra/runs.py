@@ -273,7 +273,7 @@ def train(
     if twice := sorted({*values} & {*arguments}):
         raise ConfigError(f"{twice[0]} is given twice, once by rows or an object: leave one out")
     first = arguments.get("retriever")
-    if isinstance(corpus, Index) and first in ("bm25", "exhaustive", "random"):
+    if isinstance(corpus, Index) and first in ("bm25", "random"):
         raise ConfigError(f"retriever '{first}' searches no Index: give its texts (its .corpus)")
     if corpus is not None:
         field_ = str(arguments.get("corpus_field", CorpusArguments.corpus_field))

@@ -29,8 +29,7 @@ class ReportArguments(Arguments):
 
     paths: list[str] = arg(
         [],
-        "Runs, folders of runs, grids, samples of lm-evaluation-harness (--log_samples), the JSON "
-        "of pgra worth; they may also stand first, bare.",
+        "Runs, folders of runs, grids, the JSON of pgra worth; they may also stand first, bare.",
         must_be_given=True,
     )
     baseline: str | None = arg(

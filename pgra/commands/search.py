@@ -54,8 +54,7 @@ def main(argv: Sequence[str]) -> int:
     after each and the first stage's score; long documents want --passage_words 100. With --task the
     LM orders them under the task's prompt; without texts it does so for all splits, and says where
     the products lie. With --queries FILE and --trec or --qrels the order of all candidates is
-    written as a TREC run, or measured. With --retriever exhaustive the LM reads the whole corpus
-    once, and candidates are the best of all of it.
+    written as a TREC run, or measured.
     """
     from pgra.methods.base import find_options
 

@@ -37,8 +37,6 @@ def show_plan(args: RunArguments) -> str:
     examples, rows = stages.wanted()
     to_read = stages.reranker.count_missing(examples, rows)
     num_pairs = int((rows != MISSING_ROW).sum())
-    if len(rows) < len(examples):  # one line for all
-        num_pairs *= len(examples)
     lines = [f"dry run: {len(examples):,} queries, {num_pairs:,} pairs with a candidate"]
     if to_read is None:
         return "\n".join([*lines, f"what {rerank.reranker} reads is not known"])

@@ -28,7 +28,7 @@ class RuntimeArguments(Arguments):
 
     method: str = arg(
         "pgra",
-        "What decides. Trained readers: pgra, exhaustive (without a first stage), fid (the first "
+        "What decides. Trained readers: pgra, fid (the first "
         "stage's best), random (random passages), plain (no evidence). A frozen LM: ralm (reads "
         "the evidence), icl (after examples drawn once), kate (after each query's nearest), head "
         "(by a logistic head on its states). knn, or module:Class. Each has its own arguments: see "
@@ -196,7 +196,6 @@ METHODS: Mapping[str, MethodEntry] = {
     "plain": MethodEntry(_CLASS, _PGRA, {"num_evidence": 0}),
     "random": MethodEntry(_CLASS, _PGRA, {"retriever": "random", "reranker": "none"}),
     "fid": MethodEntry(_CLASS, _PGRA, {"reranker": "none"}),
-    "exhaustive": MethodEntry(_CLASS, _PGRA, {"retriever": "exhaustive", "reranker": "prompted"}),
     "pgra": MethodEntry(_CLASS, _PGRA),
     "ralm": MethodEntry("pgra.methods.ralm:Ralm", {**STAGES, "reader": RalmArguments}),
     "head": MethodEntry("pgra.methods.head:HeadMethod", {"head": HeadArguments}),
@@ -260,7 +259,7 @@ class RunArguments:
         vars(self).update(self.sections)
         first = self.retriever.retriever
         count = self.rerank.num_evidence
-        if first in ("exhaustive", "random") and self.retriever.index_dir is not None:
+        if first == "random" and self.retriever.index_dir is not None:
             raise ConfigError(f"retriever '{first}' has no index: leave --index_dir out")
         if decided and "num_evidence" not in decided and not count:
             raise ConfigError(

@@ -4,7 +4,7 @@
     label    = reader(query, evidence)                        Fusion-in-Decoder
 
 Its settings are the paper's other readers: fid (the first stage's best), random, plain (no
-evidence), exhaustive (the LM's best of the whole corpus).
+evidence).
 """
 
 import logging

@@ -4,7 +4,7 @@
     states     = LM(prefix + P(text))        of the query and each candidate    (eq. 2)
     evidence   = top d by state product                                         (eq. 3)
 
-Any retriever finds the candidates, `exhaustive` too: the best of the whole corpus by the LM.
+Any retriever finds the candidates.
 """
 
 import logging
@@ -191,7 +191,6 @@ class Stages(Timed):
             self.corpus,
             self.context.unshared(),  # parts share the LM's work alone
             options=self.args.retriever_options,
-            reranker=self.reranker,
         )
 
     def open(self) -> None:
@@ -237,17 +236,8 @@ class Stages(Timed):
                 self.evidence[split] = self._store("evidence", split, fields, make)
 
     def wanted(self, queries: Sequence[Example] = ()) -> tuple[Sequence[Example], Rows]:
-        """Return what the reranker reads: queries, else all splits', and candidates, (B, K).
-
-        With exhaustive search these are the whole corpus, (1, N).
-        """
-        if self.args.retriever.retriever == "exhaustive":
-            rows = np.arange(len(self.corpus))[None]
-        elif queries:
-            self.retriever.prepare(queries)
-            rows = self._retrieve(queries).rows
-        else:
-            rows = self.find_candidates()
+        """Return what the reranker reads: queries, else all splits', and candidates, (B, K)."""
+        rows = self._retrieve(queries).rows if queries else self.find_candidates()
         return queries or self._examples(SPLITS), rows
 
     def _examples(self, splits: Sequence[str]) -> list[Example]:
@@ -260,7 +250,6 @@ class Stages(Timed):
             retriever = self.retriever
         self.fingerprints["index"] = dict(retriever.fingerprint)
         with self.timed("candidates"):
-            retriever.prepare(self._examples(splits))
             for split in splits:
                 examples = self.data.examples(split)
                 fields = {
@@ -281,7 +270,6 @@ class Stages(Timed):
 
         The LM's states are kept in its banks.
         """
-        self.retriever.prepare(queries)
         first = self._retrieve(queries)
         self.cost = self.reranker.prepare(queries, first.rows)
         return first, self.reranker.rerank(queries, first)
@@ -295,7 +283,7 @@ class Stages(Timed):
     def _retrieve(self, examples: Sequence[Example]) -> Candidates:
         """Return the first stage's candidates, (B, K); see `finds_itself`."""
         k = self.args.retriever.num_candidates
-        first = self.retriever.retrieve_examples(examples, k)
+        first = self.retriever.retrieve([example.text for example in examples], k)
         if self.finds_itself:
             return first
         texts = {row: " ".join(text.split()) for row, text in self._texts(first.rows).items()}

@@ -6,7 +6,6 @@ ablate` writes first, so that missing runs are known). Neither is searched for o
 
 import datetime
 import logging
-import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -335,90 +334,6 @@ def _measures_of_texts(run: FinishedRun, lines: Sequence[Mapping[str, Any]]) -> 
     return measures
 
 
-# Samples of lm-evaluation-harness (`--log_samples`), in a folder that is named after the model.
-
-_SAMPLES = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\.jsonl")
-
-
-class SamplesRun(FinishedRun):
-    """One measure of a file of samples, which is its `folder`."""
-
-    @cached_property
-    def predictions(self) -> list[dict[str, Any]]:
-        """The samples as lines of `predictions.jsonl`, read on first use."""
-        return [_as_prediction(line) for line in read_lines(self.folder)]
-
-
-def load_samples(path: Path) -> list[FinishedRun]:
-    """Read a task's samples: a run for each measure that is a mean of numbers from 0 to 1.
-
-    Its task is such as "boolq acc", or with a filter "gsm8k exact_match,strict-match". A note names
-    the measures that are left out.
-
-    Raises:
-        ArtifactError: If there is no such measure, or the file cannot be read.
-    """
-    task = path.name.removesuffix(".jsonl").rpartition("_")[0].removeprefix("samples_")
-    samples: dict[str, list[list[Any]]] = {}
-    with reading(path, DamageError):
-        for line in read_lines(path):
-            if "metrics" not in line:
-                raise ArtifactError(
-                    f"{path} was written by an older lm-evaluation-harness (before November 2024), "
-                    "which does not say what its measures are: make it with a newer one"
-                )
-            suffix = f",{line['filter']}" if line.get("filter", "none") != "none" else ""
-            for name in line["metrics"]:
-                sample = [line[key] for key in ("doc_id", "doc_hash", "target_hash", name)]
-                samples.setdefault(name + suffix, []).append(sample)
-    *_, output, model, _ = path.absolute().parts
-    runs = []
-    left_out = []
-    notes: list[str] = []
-    for name, lines in samples.items():
-        lines.sort(key=lambda sample: sample[0])
-        values = [sample.pop() for sample in lines]
-        if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
-            left_out.append(name)  # such as a perplexity
-            continue
-        outcomes = TextOutcomes(name, np.array(values, np.float64)[:, None])
-        run = SamplesRun(
-            path,
-            method=model,
-            name=model,
-            task=f"{task} {name}",
-            arguments={"lm-eval": {"output_path": output}},  # two of one model have two rows
-            metrics={"uses_seed": False, "notes": notes},
-            outcomes=outcomes,
-            examples=digest(lines),
-        )
-        runs.append(run)
-    if not runs:
-        raise ArtifactError(f"{path} has no measure of each sample from 0 to 1: report its means")
-    if left_out:
-        names = ", ".join(sorted(left_out))
-        notes.append(
-            f"{task}: {names} is left out, since not every sample has a number from 0 to 1"
-        )
-    return [*runs]
-
-
-def _as_prediction(line: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        text = line["arguments"]["gen_args_0"]["arg_0"]
-    except (KeyError, TypeError):  # not logged, or in another form
-        text = ""
-    return {
-        "id": str(line["doc_id"]),
-        "text": text,
-        "label": line["target"],
-        # The answers are likelihoods.
-        "prediction": ", ".join(f"{name} {line[name]}" for name in line["metrics"]),
-        "is_right": None,
-        "evidence": [],
-    }
-
-
 @dataclass(frozen=True)
 class Missing:
     """A run of a grid that does not exist yet."""
@@ -451,8 +366,6 @@ class Group:
 def load_collection(paths: Sequence[Path]) -> list[Group]:
     """Read all runs and grids below some paths: the grids, in order, then all other runs as one.
 
-    Files of `load_samples` are runs too.
-
     Each folder counts once; unfinished runs outside of grids are left out, with a warning.
 
     Raises:
@@ -460,7 +373,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     """
     folders: dict[Path, Path] = {}
     for path in paths:
-        if not path.is_dir() and not _SAMPLES.fullmatch(path.name):
+        if not path.is_dir():
             raise ArtifactError(f"{path} is not a folder: give a run, a folder of runs, or a grid")
         for folder in list(_find(path)) or [path]:  # a folder without any is named too
             folders.setdefault(folder.resolve(), folder)
@@ -473,8 +386,6 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
                 logger.warning("report: %s has no finished run (yet), and is left out", folder)
         elif (folder / METRICS_FILE).is_file():
             runs += load_measures(folder)
-        elif folder.is_file():
-            runs += load_samples(folder)
         else:
             logger.warning("report: %s is not measured (yet), and left out", folder)
     if runs:
@@ -488,12 +399,11 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
 def _find(folder: Path) -> Iterator[Path]:
     """Return grids and runs in the order of names, without searching inside of either."""
     marks = (GRID_FILE, METRICS_FILE, IDENTITY_FILE)
-    if _SAMPLES.fullmatch(folder.name) or any((folder / name).is_file() for name in marks):
+    if any((folder / name).is_file() for name in marks):
         yield folder
     elif not (folder / MANIFEST).is_file():  # an artifact holds no runs, and may be large
         for inner in sorted(folder.iterdir()):
-            is_inside = inner.is_dir() or _SAMPLES.fullmatch(inner.name)
-            if is_inside and not inner.is_symlink():
+            if inner.is_dir() and not inner.is_symlink():
                 yield from _find(inner)
 
 
@@ -531,7 +441,6 @@ METHOD_ORDER = (
     "fid",
     "random",
     "pgra",
-    "exhaustive",
     "head",
 )
 # in the paper's order; others come after, by name

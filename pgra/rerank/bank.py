@@ -256,17 +256,16 @@ class Bank:
         """
         return self._gather(self._find(keys))
 
-    def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[tuple[Rows, Vectors]]:
+    def blocks(self, keys: Rows, *, rows: int) -> Iterator[tuple[Rows, Vectors]]:
         """Yield keys and states in the order in which they lie on disk, `rows` at a time.
 
-        `keys` are distinct, in any order; None is all. Errors as of `states`.
+        `keys` are distinct, in any order. Errors as of `states`.
         """
-        wanted = self._keys if keys is None else keys
-        slots = self._find(wanted)
+        slots = self._find(keys)
         order = np.argsort(slots, kind="stable")
-        for start in range(0, len(wanted), rows):
+        for start in range(0, len(keys), rows):
             block = order[start : start + rows]
-            yield wanted[block], self._gather(slots[block])
+            yield keys[block], self._gather(slots[block])
 
     def _find(self, keys: Rows) -> Rows:
         """Return the slots of keys: their places when all shards are laid end to end."""

@@ -10,7 +10,6 @@ RETRIEVERS = {
     "bm25": Entry("pgra.retrieval.bm25:BM25Retriever"),
     "bm25+dense": Entry("pgra.retrieval.union:UnionRetriever"),
     "dense": Entry("pgra.retrieval.dense:Index"),
-    "exhaustive": Entry("pgra.rerank.exhaustive:ExhaustiveSearch"),
     "random": Entry("pgra.retrieval.base:RandomRetriever"),
     "run": Entry("pgra.retrieval.trec:RunRetriever", "pgra.retrieval.trec:RunFileArguments"),
 }
@@ -25,7 +24,7 @@ class RetrieverArguments(PassageEncoderArguments):
     retriever: str = arg(
         "dense",
         "First stage: dense, bm25, bm25+dense (both, z-scores added), random (a control), "
-        "run:FILE (of TREC), exhaustive (the LM reads the whole corpus), or module:Class.",
+        "run:FILE (of TREC), or module:Class.",
         choices=sorted(RETRIEVERS),
         is_open=True,
         is_common=True,

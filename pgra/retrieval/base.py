@@ -42,7 +42,6 @@ class IndexRequest:
         context: Processes and folders; indexes are under its artifacts.
         options: The retriever's own arguments, of its `options_class`.
         output_dir: Where to build instead of under the artifacts; of a union its last stage.
-        reranker: The second stage of the run that asks; None without one.
     """
 
     args: RetrieverArguments
@@ -50,7 +49,6 @@ class IndexRequest:
     context: Context
     options: Arguments | None = None
     output_dir: Path | None = None
-    reranker: object = None
 
 
 class Retriever(ABC):
@@ -82,13 +80,6 @@ class Retriever(ABC):
         k is at most the number of passages: who opens a retriever has checked that.
         """
 
-    def prepare(self, examples: Sequence[Example]) -> None:  # noqa: B027 (most need nothing)
-        """Do what is worth doing once for all splits, in all processes together."""
-
-    def retrieve_examples(self, examples: Sequence[Example], k: int) -> Candidates:
-        """As `retrieve`, of a task's examples, which `prepare` has seen: by their texts."""
-        return self.retrieve([example.text for example in examples], k)
-
 
 def find_retriever(name: str) -> type[Retriever]:
     """Import a retriever.
@@ -107,12 +98,11 @@ def open_retriever(
     context: Context,
     *,
     options: Arguments | None = None,
-    reranker: object = None,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
 
     With `args.index_dir` that index is used or refused, never built. `options` are the retriever's
-    own arguments; None: their defaults. `reranker` is the run's second stage, for `exhaustive`.
+    own arguments; None: their defaults.
 
     Raises:
         ConfigError: If more candidates are asked for than there are passages, or the index's
@@ -125,9 +115,7 @@ def open_retriever(
     check_num_candidates(args.num_candidates, len(corpus))
     if options is None and cls.options_class is not None:
         options = cls.options_class()
-    request = IndexRequest(
-        args=args, corpus=corpus, context=context, options=options, reranker=reranker
-    )
+    request = IndexRequest(args=args, corpus=corpus, context=context, options=options)
     return cls.open(request)
 
 

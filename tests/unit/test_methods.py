@@ -23,7 +23,7 @@ from pgra.retrieval.neighbors import open_neighbor_encoder
 from pgra.runs import Run, evaluate_run, run, train
 
 RAG, LM_BFF = OUTSIDE = "ablations.rag:Rag", "ablations.lm_bff:LmBff"
-WRITERS = [f"{x} answers" for x in ("exhaustive", "fid", "pgra", "plain", RAG, "ralm")]
+WRITERS = [f"{x} answers" for x in ("fid", "pgra", "plain", RAG, "ralm")]
 KINDS = [*WRITERS, *OUTSIDE, "head encoder"]  # the last's LM is an encoder
 
 
@@ -59,7 +59,7 @@ def test_a_run_is_made_once_and_measured_again_alike(args, review_files, tmp_pat
     other = having(mine, max_test_samples=4)
     with pytest.raises(ArtifactError, match="max_test_samples"):
         run(other)
-    has_prompt = method in ("exhaustive", "head", "pgra", "ralm") and kind != ["encoder"]
+    has_prompt = method in ("head", "pgra", "ralm") and kind != ["encoder"]
     assert (folder / "prompt.txt").is_file() == has_prompt
     depth = 0 if method in ("head", "knn", LM_BFF, "plain") else 3
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 WAYS = {
     "bm25": {},
     "random": {"retriever": "random"},
-    "exhaustive": {"retriever": "exhaustive"},
     "fitted": {"similarity": "whitened", "num_candidates": 2},
     "cross-encoder": {"reranker": "cross-encoder"},
 }

@@ -4,7 +4,6 @@ import csv
 import re
 
 import pytest
-from conftest import write_jsonl
 from planted_runs import plant, plant_grid
 
 from pgra.cli import main
@@ -82,42 +81,3 @@ def test_hostile_text_stays_text_and_nothing_is_asked_for_outside(tmp_path):
     order = [page.index(words) for words in ("<h1>", "<table", "bold, or *", "Examples", "test-1:")]
     assert order == sorted(order)
     assert re.findall(r"test-(\d):", page) == ["1", "0", "2", "3"]
-
-
-# Samples of lm-evaluation-harness.
-
-
-def write_samples(folder, task, right, **own):
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        {
-            "doc_id": number,
-            "target": "1",
-            "arguments": {"gen_args_0": {"arg_0": f"question {number}", "arg_1": " yes"}},
-            **{"filter": "none", "metrics": ["acc", "f1", "ppl"], "doc_hash": f"{number}"},
-            **{"target_hash": "b", "acc": float(number in right), "f1": 0.5, "ppl": [1, 2], **own},
-        }
-        for number in range(40)
-    ]
-    return write_jsonl(folder / f"samples_{task}_2026-11-26T20-25-01.123456.jsonl", lines[::-1])
-
-
-def test_two_outputs_of_lm_eval_are_compared_by_the_paired_test(tmp_path):
-    for task in ("boolq", "arc_easy"):
-        write_samples(tmp_path / "random" / "m", task, range(20))
-        write_samples(tmp_path / "kate" / "m", task, range(38))
-    words = ["report", str(tmp_path), "--baseline", "m output_path=random"]
-    assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
-    lines = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
-    rows = {line["task"]: line for line in lines if line["row"] == "m output_path=kate"}
-    found = rows["boolq acc"]
-    assert (float(found["difference"]), found["verdict"]) == (pytest.approx(45), "better")
-    assert float(found["p"]) < 0.01
-    assert rows["boolq f1"]["verdict"] == "within noise"
-    assert float(rows["average acc"]["value"]) == pytest.approx(95)
-
-
-def test_samples_without_their_prompts_are_shown(tmp_path):
-    bare = write_samples(tmp_path / "bare" / "m", "boolq", (), arguments=[])
-    assert main(["report", str(bare), "--samples", "1"]) == 0
-    assert main(["report", str(bare), "--output", str(tmp_path / "a.html")]) == 0

@@ -12,7 +12,6 @@ from pgra.context import ALONE
 from pgra.errors import ArtifactError
 from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
-from pgra.rerank.similarity import SIMILARITIES
 from pgra.types import MISSING_ROW
 
 pytestmark = pytest.mark.slow
@@ -53,22 +52,6 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert (stages.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
     ((line,),) = stages.evidence_lines("test")
     assert line.text == "A zebra."
-
-
-def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
-    args = with_retriever(args, num_candidates=len(SENTENCES))
-    for similarity in SIMILARITIES:
-        args = with_rerank(args, similarity=similarity)
-        staged = found_for(args, ("test",))
-        free = {"encoder": "no-such-folder", "retriever": "exhaustive"}
-        whole = found_for(with_retriever(args, **free), ("test",))
-        ours, theirs = (f.evidence["test"].candidates for f in (whole, staged))
-        np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)
-        np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, err_msg=similarity)
-        assert (ours.rows[:, :3] != staged.candidates["test"].candidates.rows[:, :3]).any()
-    lines = whole.evidence_lines("test")[0]
-    assert [line.stage1_rank for line in lines] == [1, 2, 3]
-    assert all(line.stage1_score == line.score for line in lines)
 
 
 @pytest.mark.parametrize("part", ["lm", "encoder"])
