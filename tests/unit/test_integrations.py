@@ -122,7 +122,7 @@ def test_mteb_measures_the_rerankers_order(reranker, hits):
             self.data_loaded = True
 
     (result,) = mteb.evaluate(PgraReranker(reranker, "me/opt"), Toy(), cache=None)
-    assert result.scores["test"][0]["mrr_at_10"] == pytest.approx(1 / 6, abs=1e-5)
+    assert result.scores["test"][0]["mrr_at_10"] == pytest.approx(1 / 6, 1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # of pandas, in pyterrier
@@ -148,7 +148,6 @@ def test_pyterrier_measures_an_index_and_a_reranker_and_ends_in_answers(lm_dirs,
     last = results[results["rank"] == 5].assign(label=1)
     measured = pt.Experiment([first, both], topics, last, ["recip_rank"], plan="tree")
     assert measured["recip_rank"][1] == pytest.approx(1 / 6)
-    assert both(topics[:0]).empty
     assert not pt.java.started()
 
     class FirstText:
