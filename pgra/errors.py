@@ -29,9 +29,9 @@ _EXTRAS = {  # what brings a package that is imported when it is needed; all oth
     "serve": ("starlette", "uvicorn"),
     "mcp": ("mcp",),
     "openai": ("openai",),
-    "trec": ("ir_measures",),
+    "trec": ("ir_measures", "ir_datasets"),
     "demo": ("gensim", "gguf", "onnx"),
-    "integrations": ("langchain_core", "llama_index"),
+    "integrations": ("langchain_core", "llama_index", "pyterrier"),
 }
 
 

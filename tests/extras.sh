@@ -57,6 +57,7 @@ use_trec() {
     printf 'query-id\tcorpus-id\tscore\nq\ta\t1\n' > qrels.tsv
     pgra search --queries queries.tsv --trec run.txt --qrels qrels.tsv --corpus corpus.jsonl \
         --corpus_id _id --retriever bm25 | grep "RR@10 *1.0000"
+    { pgra search "red apples" --corpus irds:vaswan --retriever bm25 2>&1 || true; } | grep "Did you mean 'vaswani'"
 }
 
 use_openai() {
@@ -77,7 +78,7 @@ use_reports() {
 use_integrations() {
     python - <<'PY'
 import pgra
-from pgra.integrations import llama_index
+from pgra.integrations import llama_index, pyterrier
 from pgra.integrations.langchain import KateSelector
 
 pool = [{"text": text, "label": "good"} for text in ("red apples", "green pears", "ripe figs")]

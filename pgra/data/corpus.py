@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from pgra.artifacts import (
 )
 from pgra.config import Arguments, arg
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
+from pgra.data.irds import IRDS, find_irds, irds_records
 from pgra.data.read import (
     PACKED,
     Record,
@@ -64,13 +66,15 @@ class CorpusArguments(Arguments):
     corpus: str | list[str] = arg(
         ["princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt"],
         "One passage a line (.txt), or a field of a table (.jsonl, .csv, .tsv, .parquet; .gz and "
-        ".zst too); hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT); or bundled:NAME.",
+        ".zst too); hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT); bundled:NAME; or "
+        "irds:NAME of ir_datasets.",
         is_common=True,
     )
     corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
     corpus_id: str | None = arg(
         None,
-        "Field that holds a passage's name in TREC run files and qrels; default: its row.",
+        "Field that holds a passage's name in TREC run files and qrels; default: its row, or the "
+        "id of irds:NAME.",
         decides=False,  # a run's fingerprint says which rows are meant
     )
     passage_words: int | None = arg(
@@ -95,8 +99,11 @@ class CorpusArguments(Arguments):
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
+        is_whole = (self.passage_words, self.passage_seed) == (None, None)
+        if is_whole and any(source.startswith(IRDS) for source in self.sources):
+            self.corpus_id = self.corpus_id or "id"
         # One cuts lines, the other draws one of two equals.
-        if self.corpus_id is not None and (self.passage_words, self.passage_seed) != (None, None):
+        if self.corpus_id is not None and not is_whole:
             raise ConfigError("corpus_id excludes passage_words and passage_seed: leave them out")
 
     @property
@@ -116,13 +123,13 @@ _READ_ROWS = 1 << 12
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a split of a hub data set, whose rows hold passages.
+    """A file, a split of a hub data set, or a data set of `ir_datasets`: its rows hold passages.
 
     Attributes:
         where: The source in words, for messages.
-        kind: Of `KINDS`, or "dataset".
-        table: The split, a `datasets.Dataset`; None of a file.
-        commit: The data set's, with config and split.
+        kind: Of `KINDS`, "dataset" or "irds".
+        table: The split, a `datasets.Dataset`, or the library's data set; None of a file.
+        commit: The data set's, with config and split; or the library's version.
     """
 
     where: str
@@ -146,6 +153,8 @@ class Source:
             for number, line in enumerate(read_lines(self.path), 1):
                 fields = {columns[0]: line.replace("\r", " ")}
                 yield Record(fields, f"{self.where}, line {number}")
+        elif self.kind == "irds":
+            yield from irds_records(self.where, "docs")
         elif self.kind in ("parquet", "dataset"):
             with reading(self.where):
                 for number, values in enumerate(self._values(columns), 1):
@@ -166,13 +175,16 @@ class Source:
 
 
 def find_source(name: str) -> Source:
-    """Find a corpus by name: a path, bundled:NAME, OWNER/SET/FILE or OWNER/SET[:CONFIG[:SPLIT]].
+    """Find a corpus: a path, bundled:NAME, irds:NAME, OWNER/SET/FILE, OWNER/SET[:CONFIG[:SPLIT]].
 
     Raises:
         DataError: If there is none, or its kind cannot be read.
     """
     if name.startswith(BUNDLED):
         return _open_file(bundled_corpus_file(name.removeprefix(BUNDLED)))
+    if name.startswith(IRDS):
+        data = find_irds(name, "docs")
+        return Source(name, "irds", table=data, commit=f"{name} {version('ir_datasets')}")
     path = at_home(name)
     is_local = path.exists() or path.parent.is_dir()
     if not is_local and _HUB_FILE.fullmatch(name):

@@ -20,6 +20,7 @@ from pgra.arrays import Values
 from pgra.artifacts import Inputs, digest, file_checksum, write_aside
 from pgra.config import Arguments, arg
 from pgra.data.corpus import Corpus
+from pgra.data.irds import IRDS, irds_records, read_irds
 from pgra.data.read import Record, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, one_line, reading, show
 from pgra.retrieval.base import IndexRequest, Retriever
@@ -47,15 +48,20 @@ def read_query_table(path: Path) -> dict[str, str]:
     """Read a run's queries: texts by id, in order.
 
     The file is a .tsv of two columns, id and text; or .jsonl or .csv with the fields id (or _id, as
-    BEIR has it) and text.
+    BEIR has it) and text; or the queries are those of irds:NAME.
 
     Raises:
         DataError: If it cannot be read, an id is missing, duplicate or not one word, or a text is
             empty.
     """
     queries: dict[str, str] = {}
-    is_bare = check_file(path, _QUERY_KINDS) == "tsv"
-    for record in _pairs(path) if is_bare else read_table(path, _QUERY_KINDS):
+    if str(path).startswith(IRDS):
+        records = irds_records(str(path), "queries")
+    elif check_file(path, _QUERY_KINDS) == "tsv":
+        records = _pairs(path)
+    else:
+        records = read_table(path, _QUERY_KINDS)
+    for record in records:
         name = "_id" if "_id" in record.fields else "id"
         query = record.word(name)
         text = record.text("text")
@@ -125,13 +131,19 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """Read judgements: relevance by query and passage.
 
     The file has four columns, `qid iteration docno relevance`, as TREC has it; or three under the
-    header `query-id corpus-id score`, as BEIR has it.
+    header `query-id corpus-id score`, as BEIR has it; or the judgements are those of irds:NAME.
 
     Raises:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, or a passage is judged twice for a query.
     """
-    return _read(path, "read_trec_qrels", 10_000)  # measures have a row a grade
+    name = str(path)
+    if name.startswith(IRDS):
+        judged = read_irds(name, "qrels")
+        lines = [(line.query_id, line.doc_id, line.relevance) for line in judged]
+    else:
+        lines = _read_lines(path, "read_trec_qrels")
+    return _by_query(path, lines, 10_000)  # measures have a row a grade
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
@@ -141,20 +153,24 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: If `ir-measures` is not installed.
         DataError: If it cannot be read, a score is NaN or no float32, or a line is duplicate.
     """
-    return _read(path, "read_trec_run", float(np.finfo(np.float32).max))
+    return _by_query(path, _read_lines(path, "read_trec_run"), float(np.finfo(np.float32).max))
 
 
-def _read(path: Path, reader: str, most: float) -> dict[str, dict[str, Any]]:
-    """Return values by query and passage, and refuse what would give a wrong number."""
+def _read_lines(path: Path, reader: str) -> list[tuple[Any, ...]]:
+    """Return the lines of a file: query, passage, value and more."""
     import ir_measures
 
     text = "".join(read_lines(path))
     first, _, rest = text.partition("\n")
     if first.split() == _BEIR_HEADER:  # it has no column of iterations
         text = re.sub(r"(?m)^(\S+)\s", r"\1 0 ", rest)
-    table: dict[str, dict[str, Any]] = {}
     with reading(path):
-        lines = list(getattr(ir_measures, reader)(io.StringIO(text)))
+        return list(getattr(ir_measures, reader)(io.StringIO(text)))
+
+
+def _by_query(path: Path, lines: list[tuple[Any, ...]], most: float) -> dict[str, dict[str, Any]]:
+    """Return values by query and passage, and refuse what would give a wrong number."""
+    table: dict[str, dict[str, Any]] = {}
     for query, docno, value, *_ in lines:
         values = table.setdefault(query, {})
         if docno in values:
@@ -230,7 +246,7 @@ class QueryFileArguments(Arguments):
     queries: str | None = arg(
         None,
         "File of queries instead of texts: a .tsv of id and text, or .jsonl or .csv with the "
-        "fields id and text.",
+        "fields id and text; or irds:NAME.",
     )
     trec: str | None = arg(
         None,
@@ -240,7 +256,7 @@ class QueryFileArguments(Arguments):
     )
     qrels: str | None = arg(
         None,
-        "Judgements (TREC's qrels, or BEIR's .tsv) to measure what is found by.",
+        "Judgements (TREC's qrels, BEIR's .tsv, or irds:NAME) to measure what is found by.",
         needs={"queries": True},
     )
     drop_self: bool = arg(
@@ -340,7 +356,7 @@ class RunRetriever(Retriever):
         fingerprint = {
             **corpus.fingerprint,
             "run": file_checksum(path),
-            "run_queries": file_checksum(queries_path),
+            "run_queries": digest(queries),
             "run_rows": digest(rows),
         }
         return cls(scores, fingerprint, inputs)

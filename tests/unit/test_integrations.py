@@ -5,6 +5,7 @@ from conftest import SENTENCES
 
 import pgra
 from pgra.integrations.cross_encoder import PgraCrossEncoder
+from pgra.types import Prediction
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +100,59 @@ def test_a_cross_encoders_calls_give_the_rerankers_scores_to_an_evaluator(rerank
     sample = {"query": QUERY, "positive": last, "negative": others}
     evaluate = CrossEncoderRerankingEvaluator([sample], name="x", write_csv=False)
     assert evaluate(ours)["x_mrr@10"] == pytest.approx(1 / 6)
+
+
+def test_mteb_measures_the_rerankers_order(reranker, hits):
+    mteb = pytest.importorskip("mteb", reason="needs the extra `dev`")
+    from datasets import Dataset
+    from mteb.mocks.mock_tasks.reranking import MockRerankingTask
+
+    from pgra.integrations.mteb import PgraReranker
+
+    class Toy(MockRerankingTask):
+        def load_data(self, **options):
+            rows = [{"id": f"d{number}", "text": text} for number, text in enumerate(DOCUMENTS)]
+            split = {
+                "queries": Dataset.from_list([{"id": "q", "text": QUERY}]),
+                "corpus": Dataset.from_list(rows),
+                "relevant_docs": {"q": {f"d{hits[-1].index}": 1}},
+                "top_ranked": {"q": [row["id"] for row in rows]},
+            }
+            self.dataset = {"default": {"test": split}}
+            self.data_loaded = True
+
+    (result,) = mteb.evaluate(PgraReranker(reranker, "me/opt"), Toy(), cache=None)
+    assert result.scores["test"][0]["mrr_at_10"] == pytest.approx(1 / 6, 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of pandas, in pyterrier
+def test_pyterrier_measures_an_index_and_a_reranker_and_ends_in_answers(lm_dirs, encoder_dir):
+    pt = pytest.importorskip("pyterrier", reason="needs the extra `integrations`")
+    import pandas as pd
+
+    from pgra.integrations.pyterrier import PgraReader, PgraReranker, PgraRetriever
+
+    index = pgra.Index.build(SENTENCES, encoder=str(encoder_dir), device="cpu")
+    reranker = pgra.Reranker(str(lm_dirs["opt"]), by="likelihood", device="cpu")
+    first = PgraRetriever(index, 6)
+    both = first >> PgraReranker(reranker)
+    queries = ["the film", QUERY]
+    topics = pd.DataFrame({"qid": ["a", "b"], "query": queries})
+    expected = []
+    for qid, query, found in zip("ab", queries, index.search(queries, 6), strict=True):
+        ranked = reranker.rank(query, found)  # by the first stage's scores too
+        assert ranked != reranker.rank(query, [hit.text for hit in found])  # the control
+        expected += [[qid, str(hit.index), pytest.approx(hit.score), hit.text] for hit in ranked]
+    results = both(topics).sort_values(["qid", "rank"])
+    assert results[["qid", "docno", "score", "text"]].to_numpy().tolist() == expected
+    last = results[results["rank"] == 5].assign(label=1)
+    measured = pt.Experiment([first, both], topics, last, ["recip_rank"], plan="tree")
+    assert measured["recip_rank"][1] == pytest.approx(1 / 6)
+    assert not pt.java.started()
+
+    class FirstText:
+        def predict(self, queries, evidence):
+            return [Prediction("", texts[0], {}) for texts in evidence]
+
+    answers = PgraReader(FirstText())(results[::-1])
+    assert {*answers["qanswer"]} == {expected[0][3], expected[6][3]}

@@ -193,6 +193,44 @@ def test_a_search_writes_a_run_that_is_searched_alike(world, flags, capsys):
     assert capsys.readouterr().out == dense
 
 
+@pytest.fixture
+def irds(world, monkeypatch):
+    """A data set of ir_datasets with titles, and its parts as files."""
+    ir_datasets = pytest.importorskip("ir_datasets", reason="needs the extra `trec`")
+    from ir_datasets.datasets.beir import BeirTitleDoc
+    from ir_datasets.formats import TsvDocs
+    from ir_datasets.util import LocalDownload
+
+    rows = [{"_id": f"d{n}", "text": f"{n} {text}"} for n, text in enumerate(SENTENCES)]
+    write_jsonl(world.root / "docs.jsonl", rows)
+    docs = world.write("docs.tsv", [f"d{n}\t{text}\t{n}" for n, text in enumerate(SENTENCES)])
+    queries = world.write_queries("q.tsv", QUERIES)
+    qrels = world.write("qrels", ["q1 0 d4 1", "7 0 d0 2"])
+    titled = TsvDocs(LocalDownload(docs), BeirTitleDoc)
+    data = ir_datasets.Dataset(titled, ir_datasets.create_dataset(None, queries, qrels))
+    monkeypatch.setitem(ir_datasets.registry._registered, "toy", data)
+
+
+def test_a_data_set_of_ir_datasets_is_searched_as_its_files(world, irds, capsys):
+    outputs = []
+    for words in (
+        "--corpus docs.jsonl --corpus_id _id --queries q.tsv --qrels qrels",
+        "--corpus irds:toy --queries irds:toy --qrels irds:toy",
+        "--corpus irds:toy --queries q.tsv --qrels qrels --corpus_field title",  # the control
+    ):
+        words += f" --encoder {world.encoder} --artifacts_dir artifacts --trec run.txt"
+        assert main(["search", *words.split()]) == 0
+        outputs.append((capsys.readouterr().out, (world.root / "run.txt").read_text()))
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_what_ir_datasets_lacks_is_refused_with_what_it_has(world, irds):
+    with pytest.raises(DataError, match="Did you mean 'toy'"):
+        world.corpus("irds:toys")
+    with pytest.raises(DataError, match="no qrels.*'beir/"):
+        read_qrels("irds:beir")
+
+
 @pytest.mark.parametrize("name", ["q.tsv", "qrels", "corpus.jsonl", "run:first.txt"])
 def test_a_run_is_not_written_over_what_is_read(world, flags, capsys, name):
     words = ["--qrels", "qrels", "--trec", name.removeprefix("run:")]
