@@ -54,7 +54,7 @@ from pgra.methods.head import LabelReader
 from pgra.methods.held_out import HeldOut
 from pgra.prompts import prompt_template
 from pgra.report.metrics import average_differences, compare_means, holm, interval_95
-from pgra.rerank.bank import query_keys
+from pgra.rerank.base import query_keys
 from pgra.rerank.head import block_columns, fit_labels, softmax
 from pgra.rerank.states import StateBank
 from pgra.types import Example

@@ -201,5 +201,7 @@ def describe_hits(texts: Sequence[str], hits: "Sequence[Sequence[EvidenceLine]]"
         for rank, hit in enumerate(passages, 1):
             lines.append(f"  {rank:>4}  {hit.score:9.4f}  row {hit.row:<9} {hit.text}")
         if not passages:
-            lines.append("  nothing found: no passage shares a word with it that most passages lack")
+            lines.append(
+                "  nothing found: no passage shares a word with it that most passages lack"
+            )
     return "\n".join(lines)

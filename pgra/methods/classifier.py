@@ -33,7 +33,7 @@ from pgra.methods.head import LabelReader
 from pgra.methods.held_out import HeldOut
 from pgra.prompts import FewShotPrompt, task_format
 from pgra.reader.calibration import decide
-from pgra.rerank.bank import query_key
+from pgra.rerank.base import query_key
 from pgra.rerank.head import Fit, LabelModel, fit_labels
 from pgra.rerank.reranker import read_examples
 from pgra.rerank.states import PromptedFit, PromptedModel

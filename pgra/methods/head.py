@@ -23,7 +23,7 @@ from pgra.methods.base import SPLITS, Decisions, Method, TaskData, decide_labels
 from pgra.methods.held_out import HeldOut
 from pgra.methods.stages import set_aside, write_prompt
 from pgra.reader.calibration import LEAST_EXAMPLES, Calibration
-from pgra.rerank.bank import query_keys
+from pgra.rerank.base import query_keys
 from pgra.rerank.head import fit_labels
 from pgra.rerank.similarity import Calibrated
 from pgra.rerank.states import StateBank

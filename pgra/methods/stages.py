@@ -38,8 +38,7 @@ from pgra.rerank import (
     open_reranker,
 )
 from pgra.rerank.arguments import DrawnArguments
-from pgra.rerank.bank import query_key
-from pgra.rerank.base import RerankCost
+from pgra.rerank.base import RerankCost, query_key
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates, examples_digest
 from pgra.types import MISSING_ROW, Candidates, Example, Json

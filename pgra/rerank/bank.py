@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.torch
 import torch
-import xxhash
 from torch import Tensor
 
 from pgra.arrays import Rows, Vectors
@@ -26,7 +25,6 @@ from pgra.artifacts import (
     NO_INPUTS,
     Inputs,
     artifact_dir,
-    canonical_json,
     digest,
     find_damage,
     is_finished,
@@ -43,7 +41,7 @@ from pgra.errors import DamageError, ModelError, reading
 from pgra.lm.load import ModelSource
 from pgra.parallel import claim_path, run_overlapped
 from pgra.progress import Bar
-from pgra.types import Example, Fields
+from pgra.types import Fields
 
 T = TypeVar("T")
 Advance = Callable[[int], object]
@@ -327,15 +325,3 @@ def bank_name(model: str) -> str:
 def bank_folder(source: ModelSource, context: Context, fields: Fields, suffix: str) -> Path:
     """Return the folder of a model's bank among a run's artifacts."""
     return artifact_dir(context.artifacts / "banks", bank_name(source.name) + suffix, fields)
-
-
-def query_key(example: Example) -> int:
-    """Return the key of a query's state: a hash of its fields."""
-    text = canonical_json(dict(example.fields))
-    unsigned = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
-    return int(unsigned.astype(np.int64))
-
-
-def query_keys(examples: Sequence[Example]) -> Rows:
-    """Return the keys of queries' states, (n,)."""
-    return np.array([query_key(example) for example in examples], np.int64)

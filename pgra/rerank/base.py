@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import xxhash
 
 from pgra.arrays import Rows, Scores
+from pgra.artifacts import canonical_json
 from pgra.config import Arguments
 from pgra.context import ALONE, Context
 from pgra.rerank.arguments import FitData
@@ -213,3 +215,15 @@ def add_topic(scores: Scores, first: Candidates, weight: float) -> Scores:
     """
     mixed = Candidates(first.rows, scores).standardized() + weight * first.standardized()
     return np.where(first.rows != MISSING_ROW, mixed, -np.inf).astype(np.float32)
+
+
+def query_key(example: Example) -> int:
+    """Return the key of a query's state: a hash of its fields."""
+    text = canonical_json(dict(example.fields))
+    unsigned = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
+    return int(unsigned.astype(np.int64))
+
+
+def query_keys(examples: Sequence[Example]) -> Rows:
+    """Return the keys of queries' states, (n,)."""
+    return np.array([query_key(example) for example in examples], np.int64)

@@ -23,13 +23,13 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts import FewShotPrompt, PromptFormat, PromptTemplate, task_format
 from pgra.rerank import PAIR_RERANKERS, find_reranker
 from pgra.rerank.arguments import AUTO, FitData, RerankArguments
-from pgra.rerank.bank import query_key
 from pgra.rerank.base import (
     BaseReranker,
     ReadyReranker,
     RerankRequest,
     ScorerRequest,
     add_topic,
+    query_key,
 )
 from pgra.rerank.pairs import PairBankReranker
 from pgra.rerank.similarity import find_similarity

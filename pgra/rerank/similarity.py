@@ -33,7 +33,8 @@ from pgra.config import find_class
 from pgra.errors import ConfigError
 from pgra.lm.prefix import PromptedEncoder, StateColumns
 from pgra.rerank.arguments import AUTO, FitData
-from pgra.rerank.bank import Bank, query_key, query_keys
+from pgra.rerank.bank import Bank
+from pgra.rerank.base import query_key, query_keys
 from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax
 from pgra.types import MISSING_ROW, Example, Json
 

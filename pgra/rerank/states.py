@@ -39,8 +39,8 @@ from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.state_lm import StateLM
 from pgra.prompts import FewShotPrompt
 from pgra.rerank.arguments import AUTO, FitData, choose_similarity
-from pgra.rerank.bank import Bank, bank_folder, bank_name, query_key, query_keys
-from pgra.rerank.base import RerankRequest, ScoringReranker
+from pgra.rerank.bank import Bank, bank_folder, bank_name
+from pgra.rerank.base import RerankRequest, ScoringReranker, query_key, query_keys
 from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
 from pgra.retrieval.base import whole_path
 from pgra.types import MISSING_ROW, Example, Json

@@ -11,8 +11,7 @@ from small_reranking import TRAIN, TWO, WORDS, over_corpus, run
 from pgra.arrays import log_softmax
 from pgra.errors import ConfigError
 from pgra.rerank import FitData
-from pgra.rerank.bank import query_key
-from pgra.rerank.base import RerankArguments
+from pgra.rerank.base import RerankArguments, query_key
 from pgra.rerank.head import fit_labels
 from pgra.types import Example
 

@@ -22,7 +22,7 @@ from pgra.methods.arguments import WorthArguments
 from pgra.methods.pgra import Pgra
 from pgra.methods.ralm import Ralm
 from pgra.prompts import SEPARATOR
-from pgra.rerank.bank import query_key
+from pgra.rerank.base import query_key
 from pgra.runs import run
 
 TARGETS = np.arange(60) % 2
