@@ -543,13 +543,8 @@ def _nothing_learnt(
     if len(set(predicted)) == 1 < n and predicted[0] != UNDECIDED:  # of that its method has a note
         notes.append(f"all {n} predictions are '{predicted[0]:.60}'")
     if decided.values is not None:
-        is_wrong = decided.values[metric] == 0
-    else:
-        pairs = zip(predicted, truth[split], strict=True)
-        is_wrong = all(label != right for label, right in pairs)
-    if is_wrong and n > 1:
-        notes.append(f"none of the {n} predictions is right")
-    if decided.values is not None or len(data.labels) < 2:
+        if decided.values[metric] == 0 and n > 1:
+            notes.append(f"none of the {n} predictions is right")
         return notes
     names = [*data.labels, UNDECIDED]
     values = {split: measure_labels(metric, truth[split], predicted, names)[metric]}

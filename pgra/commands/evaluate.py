@@ -19,14 +19,11 @@ class EvaluateArguments(Arguments):
     )
     test_file: str | None = arg(None, "Another file to measure on; needs --output_dir.")
     output_dir: str | None = arg(None, "Where results go; default: the run (of its own test set).")
-    decode: str | None = arg(
-        None, "verbalizer or official; default: the run's. Needs --output_dir."
-    )
     device: str | None = arg(None, "auto, cpu, cuda, ...; default: the run's.")
     artifacts_dir: str | None = arg(None, "Folder of indexes and banks; default: the run's.")
 
     def check(self) -> None:
-        elsewhere = self.test_file or self.decode or self.split == "dev"
+        elsewhere = self.test_file or self.split == "dev"
         if elsewhere and self.output_dir is None:
             raise ConfigError("the run's folder has its own test set's results: give --output_dir")
 
@@ -44,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     from pgra.runs import evaluate_run
 
     changes: dict[str, Any] = {"allow_test_in_train": True}  # to measure on it is noted
-    for name in ("test_file", "decode", "device", "artifacts_dir"):
+    for name in ("test_file", "device", "artifacts_dir"):
         if getattr(args, name) is not None:
             changes[name] = getattr(args, name)
     context = join_context(args.device or "auto")

@@ -14,7 +14,6 @@ from pgra.methods.stages import Stages
 from pgra.types import MISSING_ROW, Example
 
 _TIMED = 2  # batches: the first loads the model and is slow
-_ROWS = 150  # passages of a batch at most
 
 
 def show_plan(args: RunArguments) -> str:
@@ -55,12 +54,10 @@ def _time_batches(stages: Stages, examples: Sequence[Example], rows: Rows) -> fl
     bare = Stages.read(stages.args.having(rerank=plain), stages.context)
     rates: list[float] = []
     for i in range(len(rows)):
-        for start in range(0, rows.shape[1], _ROWS):
-            if len(rates) < _TIMED:
-                batch = rows[i : i + 1, start : start + _ROWS]
-                work = bare.reranker.prepare(examples[i : i + 1], batch)
-                if work.num_new:
-                    rates.append(work.num_new / work.seconds)
+        if len(rates) < _TIMED:
+            work = bare.reranker.prepare(examples[i : i + 1], rows[i : i + 1])
+            if work.num_new:
+                rates.append(work.num_new / work.seconds)
     bare.release()
     return rates[-1] if rates else None
 

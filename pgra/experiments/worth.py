@@ -63,6 +63,7 @@ _SEED = 0
 _ROUND = 20  # queries that an arm is asked before it is judged again: fewer say nothing
 _PRIOR = 10.0  # with less, what calibration by 20 queries gives is noise, and costs queries
 _RIGHT = 0.5
+_LEAST_GAIN = 0.05  # that matters: 5 points, or 0.1 bits
 Passages = Sequence[Sequence[str]]  # each query's, best first
 
 
@@ -341,7 +342,7 @@ class Race:
         self.writes = not (gives_bits if labels else is_bits)
         self.shown = 1.0 if is_bits else 100.0  # what a difference of 1 is in the unit
         self.unit = "bits a query" if is_bits else "points"
-        self.least = 2 * options.least_gain if is_bits else options.least_gain
+        self.least = 2 * _LEAST_GAIN if is_bits else _LEAST_GAIN
         self.arms = [Arm(WITHOUT, 0, [()] * count), *arms]
         self.calls = 0
         self.tokens = 0

@@ -84,10 +84,6 @@ class StateArguments(LMArguments):
         "Layer whose states are compared; later ones are not run. last, the number of one (from 1 "
         "on), or a share of the depth such as 0.6.",
     )
-    lm_depths: list[float] = arg(
-        list(DEPTHS),
-        "Shares of the LM's depth whose states a head reads, in one pass; up to lm_layer.",
-    )
     chat_template: str = arg(
         "off",
         "Whether prompts are written in the LM's own chat template, without thinking: off; auto "
@@ -139,6 +135,11 @@ class Completion:
                 "--decide_by generation, or another LM"
             )
         return self.log_probability
+
+
+def add_up(counts: Sequence[int | None]) -> int | None:
+    """Return the sum of counts; None where an endpoint omits one."""
+    return None if None in counts else sum(filter(None, counts))
 
 
 class LanguageModel(ABC):

@@ -24,6 +24,7 @@ from pgra.lm.base import (
     CompleterArguments,
     Completion,
     LanguageModel,
+    add_up,
 )
 from pgra.lm.cache import AnswersCache
 from pgra.lm.client import KEY, Client, Declined, Refused, call_all
@@ -178,8 +179,8 @@ class EndpointLM(LanguageModel):
             **vars(self.mode),
             "calls": len(new),
             "unanswered": sum(map(_is_empty, new)),
-            "prompt_tokens": _total([answer.num_prompt_tokens for answer in new]),
-            "completion_tokens": _total([answer.num_new_tokens for answer in new]),
+            "prompt_tokens": add_up([answer.num_prompt_tokens for answer in new]),
+            "completion_tokens": add_up([answer.num_new_tokens for answer in new]),
         }
 
     def close(self) -> None:
@@ -313,10 +314,6 @@ class EndpointLM(LanguageModel):
                 text = without_reasoning(written.encode(errors="replace").decode())
         text = text if text.strip() else ""
         return Completion(text, usage.get("prompt_tokens"), num_new_tokens, chance)
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    return None if None in counts else sum(filter(None, counts))
 
 
 def _is_empty(answer: Completion) -> bool:

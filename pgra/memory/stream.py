@@ -34,7 +34,7 @@ from pgra.data.read import read_table
 from pgra.data.tasks import LABEL
 from pgra.errors import ConfigError, DataError
 from pgra.lm import open_lm
-from pgra.lm.base import CompleterArguments, Completion, LanguageModel
+from pgra.lm.base import CompleterArguments, Completion, LanguageModel, add_up
 from pgra.memory.families import (
     QUESTION,
     Family,
@@ -322,16 +322,11 @@ def measure_stream(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     for kind in sorted({step.kind for step in outcomes}):
         marks = [step.understood for step in outcomes if step.kind == kind]
         metrics["understood_by_type"][kind] = fmean(marks)
-    metrics["prompt_tokens"] = _sum([step.num_prompt_tokens for step in outcomes])
-    metrics["new_tokens"] = _sum([step.num_new_tokens for step in outcomes])
+    metrics["prompt_tokens"] = add_up([step.num_prompt_tokens for step in outcomes])
+    metrics["new_tokens"] = add_up([step.num_new_tokens for step in outcomes])
     metrics["lookups"] = len(used)
     metrics["effective"] = fmean(used) if used else None
     return metrics
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None where a count is not known."""
-    return None if None in counts else sum(filter(None, counts))
 
 
 # The experiment.

@@ -159,9 +159,6 @@ class WorthArguments(Arguments):
         "What decides: bits (default of labels and of a T5), accuracy of labels, or of written "
         "answers a metric of the task (default of an LM: its first, contains of questions).",
     )
-    least_gain: float = arg(
-        0.05, "Smallest gain that matters: 0.05 is 5 points, or 0.1 bits.", above=0, below=1
-    )
     budget: int | None = arg(None, "Most calls of the reader.", least=1)
     json: str | None = arg(None, "File of all numbers; - prints them.", decides=False, writes=True)
 

@@ -15,6 +15,7 @@ import numpy as np
 from pgra.arrays import Vectors
 from pgra.encoders.encoder import Encoder
 from pgra.errors import PgraError
+from pgra.lm.base import DEPTHS
 from pgra.lm.load import is_encoder
 from pgra.lm.prefix import PromptedEncoder, StateColumns
 from pgra.lm.state_lm import StateLM
@@ -165,7 +166,7 @@ class HeadMethod(Method):
         else:
             prompt = write_prompt(self.data, args)
             self.data = set_aside(self.data, prompt.exemplar_ids)
-            encoder = PromptedEncoder.open(args, prompt, device, args.lm_depths)
+            encoder = PromptedEncoder.open(args, prompt, device, DEPTHS)
             self.reader = LabelReader(encoder, args.head_encoder, words, device)
             self.bank = StateBank(
                 encoder,

@@ -330,7 +330,7 @@ class BankedReranker(ScoringReranker):
         """
         args = request.args
         if encoder is None:
-            depths = args.lm_depths if find_similarity(args.similarity).reads_depths else ()
+            depths = DEPTHS if find_similarity(args.similarity).reads_depths else ()
             encoder = PromptedEncoder.open(args, request.prompt, request.context.device, depths)
         self.encoder = encoder
         self.counter = encoder

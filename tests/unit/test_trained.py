@@ -27,6 +27,7 @@ RECORD = ReaderRecord(
     calibration=Calibration(2.5, 60),
     num_evidence=2,
     method="pgra",
+    has_own_inputs=False,
     prompt=FewShotPrompt(PromptTemplate("{text}", "Answer:", ("text", "title")), "Do:", ("t-1",)),
     seed=3,
     arguments={"runtime": {"artifacts_dir": "artifacts", "device": "cpu"}},
