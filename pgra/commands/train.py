@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
       pgra train --task my_task.yaml --train_file train.jsonl --test_file test.jsonl --dry_run
       pgra train --task sst2 --method fid --seeds 0 1 2
       pgra train --task sst2 --method ralm --reader_lm bundled:smollm2-135m
+      pgra train --task sst2 --report_to tensorboard
       pgra train --method knn --help
 
     --method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without

@@ -160,6 +160,11 @@ class TrainingArguments(FolderArguments):
         decides=False,
     )
     logging_steps: int = arg(50, "Steps between lines of the log.", least=1, decides=False)
+    report_to: list[str] | None = arg(
+        None,
+        "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none.",
+        decides=False,
+    )
     max_train_minutes: float | None = arg(
         None,
         "Minutes after which it saves and leaves with exit code 124; the same command resumes.",

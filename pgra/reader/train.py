@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -182,7 +183,7 @@ def fit(
         " in bfloat16" if module.is_half else "",
     )
 
-    with stopper.listening(), bar:
+    with stopper.listening(), bar, logging_to(arguments, device, progress) as log:
         while progress.step < num_steps:
             epoch, done = divmod(progress.step, epoch_steps)
             batches = load_epoch(rows, trainable.collator(device), arguments, sharer, epoch, done)
@@ -204,7 +205,8 @@ def fit(
                     parts.append(loss.detach())
 
                 # The step.
-                clip_grad_norm_(module.parameters(), arguments.max_grad_norm or math.inf)
+                norm = clip_grad_norm_(module.parameters(), arguments.max_grad_norm or math.inf)
+                rate = schedule.get_last_lr()[0]
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
@@ -224,10 +226,13 @@ def fit(
                 if step % arguments.logging_steps == 0:
                     losses.flush()
                     mean = _mean(progress.losses[-arguments.logging_steps :])
+                    values = {"loss": mean, "grad_norm": float(norm)}
+                    log({**values, "learning_rate": rate, "epoch": step / epoch_steps})
                     bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
                 if is_measured and evaluate is not None:
                     measured = evaluate()
                     progress.keep_best(measured[metric])
+                    log({f"dev_{name}": value for name, value in measured.items()})
                     dev_values = ", ".join(
                         f"{name} {value:.4f}" for name, value in measured.items()
                     )
@@ -363,3 +368,28 @@ class LossLog:
         if good < len(means):
             step = len(losses) + 1
             raise ModelError(f"the loss is {means[good]} at step {step}: lower the learning rate")
+
+
+@contextmanager
+def logging_to(
+    arguments: TrainingArguments, device: torch.device, progress: Progress
+) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Open the trackers; what is yielded sends them a line of this step."""
+    home = Path(arguments.output_dir)
+    trackers = []
+    if arguments.report_to:
+        accelerator = Accelerator(
+            cpu=device.type == "cpu", log_with=arguments.report_to, project_dir=home
+        )
+        accelerator.init_trackers("pgra", init_kwargs={"wandb": {"name": home.name}})
+        trackers = accelerator.trackers
+
+    def log(line: Mapping[str, float]) -> None:
+        for tracker in trackers:
+            tracker.log(line, step=progress.step)
+
+    try:
+        yield log
+    finally:
+        for tracker in trackers:
+            tracker.finish()

@@ -108,6 +108,12 @@ def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
     assert last_checkpoint(tmp_path / "run") is None
 
 
+def test_a_tracker_gets_the_log(t5_dir, tmp_path):
+    train(t5_dir, make_arguments(tmp_path, max_steps=1, report_to=["tensorboard"]))
+    (events,) = (tmp_path / "pgra").glob("events*")
+    assert b"dev_accuracy" in events.read_bytes()
+
+
 @pytest.mark.gpu
 def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
     """Its position bias too, which cuDNN's attention would give no gradient."""
