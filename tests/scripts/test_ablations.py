@@ -61,8 +61,8 @@ COLUMNS = {"fever": "fever", "kate_t1": "sst2", "kate_t3": "sst2"}
 
 def grid_of(name):
     """Return a grid's name, or its path if it is one of the clone's."""
-    path = ROOT / "ablations" / name
-    return str(path) if path.with_suffix(".yaml").is_file() else name
+    path = ROOT / "ablations" / f"{name}.yaml"
+    return str(path) if path.is_file() else name
 
 
 GRIDS = sorted(set(re.findall(r"pgra ablate (\w+)", "\n".join(COMMANDS))))
@@ -123,7 +123,9 @@ def ran(root, lm, encoder_dir, t5_dirs):
             given = [word for k, v in flags.items() if v for word in (f"--{k}", str(v))]
             small = root / f"small_{name}.yaml"
             demo = {"grid": AXES[name]} if name in AXES else {}
-            small.write_text(yaml.safe_dump({"extends": grid_of(name), "demo": demo}))
+            small.write_text(
+                yaml.safe_dump({"extends": grid_of(name).removesuffix(".yaml"), "demo": demo})
+            )
             words = [str(small), "--demo", "--seeds", "0", *given]
             words += [] if name.startswith("kate_") else ["--drop_readers"]
             with chdir(root):  # where a grid names files itself
