@@ -93,6 +93,11 @@ class TaskData(Splits):
         """Return the metric, and those that belong to it, of the dev set's decisions."""
         return self.task.measure(decided, self.dev).values
 
+    def measure_dev_scores(self, scores: Scores) -> Mapping[str, float]:
+        """Return what `measure_dev` does, of the likeliest labels by scores, (B, C)."""
+        predictions = decide([example.id for example in self.dev], scores, self.labels)
+        return self.measure_dev([prediction.label for prediction in predictions])
+
     def fingerprints(self, splits: Sequence[str] = SPLITS) -> dict[str, Json]:
         """Return digests of the splits' examples and labels, and of the test set's answers."""
         digests: dict[str, Json] = {}

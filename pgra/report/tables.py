@@ -166,9 +166,7 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     result = study.results.get((row, column))
     if result is None:
         return Cell(_absent(study, row, column))
-    text = f"{100 * result.mean:.1f}"
-    if result.sd is not None:
-        text += f" ± {100 * result.sd:.1f}"
+    text = with_sd([100 * value for value in result.values], ".1f")
     if result.missing:
         n = len(result.values)
         text += f" ({n} of {n + len(result.missing)} seeds)"
