@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     reviews_forecast = _forecast(args, "head")
     words += _make_claims(args, context)
     claims_forecast = _forecast(_parse(words), "first_stage")
-    claims, claims_effect = _train(CLAIMS, words, context, first=len(READERS) + 1)
+    claims, claims_effect = _train(CLAIMS, words, context)
     parts = [
         ("questions", "Does the LM find what answers a question?", questions, effect),
         (
@@ -85,11 +85,7 @@ def _parse(words: Sequence[str]) -> "RunArguments":
 
 
 def _train(
-    readers: Mapping[str, tuple[str, list[str]]],
-    words: Sequence[str],
-    context: Context,
-    *,
-    first: int = 1,
+    readers: Mapping[str, tuple[str, list[str]]], words: Sequence[str], context: Context
 ) -> "tuple[list[FinishedRun], str]":
     """Train two readers; return their results, and how the second differs from the first."""
     from pgra.report.results import load_measures
@@ -97,8 +93,8 @@ def _train(
 
     base = _parse(words).folder
     runs = []
-    for number, (name, (folder, flags)) in enumerate(readers.items(), first):
-        say(f"\n[{number}/{len(READERS) + len(CLAIMS)}] {name}")
+    for name, (folder, flags) in readers.items():
+        say(f"\n{name}")
         args = _parse([*words, *flags, "--output_dir", str(base / folder)])
         runs.append(load_measures(run(args, context).folder, name=name)[0])
     alone, read = runs
