@@ -409,7 +409,7 @@ def _make(method: Method, notes: Sequence[str], *, may_lack_reader: bool) -> Run
         record = _fit(method, run, fields)
         if args.trains:
             method.fingerprints["reader"] = run.reader_checksum
-        measure_run(method, run.folder, "test", record, notes)
+        measure_run(method, run.folder, record, notes)
     has_weights = (run.reader_folder / WEIGHTS_FILE).is_file()
     needs_reader = args.trains and (has_weights or not may_lack_reader)
     if is_done and needs_reader:
@@ -506,18 +506,17 @@ def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
 def measure_run(
     method: Method,
     folder: Path,
-    split: str,
     training: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> None:
-    """Decide a split's examples, and write the results; `training` is the dev set's record."""
-    examples = method.data.examples(split)
+    """Decide the test set, and write the results; `training` is the dev set's record."""
+    examples = method.data.examples("test")
     with method.timed("evaluation"):
         decided = method.decide(examples)
-    warnings = _nothing_learnt(method, split, decided, training)
+    warnings = _nothing_learnt(method, decided, training)
     about: dict[str, Json] = {
         **_names(method),
-        "split": split,
+        "split": "test",
         "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
         "uses_seed": method.uses_seed(method.args),
         "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
@@ -531,12 +530,12 @@ def measure_run(
 
 
 def _nothing_learnt(
-    method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
+    method: Method, decided: Decisions, training: Mapping[str, Any]
 ) -> list[str]:
     """Return notes where all answers are one or wrong, or one label alone would do as well."""
     data = method.data
     metric = data.metric
-    truth = {name: [str(e.label) for e in data.examples(name)] for name in (split, "dev")}
+    truth = {name: [str(e.label) for e in data.examples(name)] for name in ("test", "dev")}
     predicted = [prediction.label for prediction in decided.predictions]
     n = len(predicted)
     notes = []
@@ -547,7 +546,7 @@ def _nothing_learnt(
             notes.append(f"none of the {n} predictions is right")
         return notes
     names = [*data.labels, UNDECIDED]
-    values = {split: measure_labels(metric, truth[split], predicted, names)[metric]}
+    values = {"test": measure_labels(metric, truth["test"], predicted, names)[metric]}
     value = training.get("value")
     if value is not None and training["metric"] == metric and len(truth["dev"]) >= _FEWEST:
         values["dev"] = float(value)
@@ -566,11 +565,10 @@ def evaluate_run(
     folder: str | Path,
     context: Context = ALONE,
     *,
-    split: str = "test",
     changes: Mapping[str, Any] | None = None,
     output_dir: str | Path | None = None,
 ) -> Run:
-    """Measure a finished run again, on its split "test" or "dev", or on another file.
+    """Measure a finished run again, on its test set or on another file.
 
     `changes` are arguments, such as {"test_file": ...}. Results go to `output_dir`, by default the
     run.
@@ -588,13 +586,11 @@ def evaluate_run(
     if target != run.folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
-    if not method.data.examples(split):
-        raise ConfigError(f"{folder} has no {split} set: measure it on --test_file")
     free = {*changes, *(f"reader.{name}" for name in changes)}
     if target != run.folder:
-        free |= {"answers", split, f"candidates/{split}", f"evidence/{split}"}
+        free |= {"answers", "test", "candidates/test", "evidence/test"}
     _check_same_inputs(run, method, free=free)  # before the long stages
-    method.prepare((split,))
+    method.prepare(("test",))
     _check_same_inputs(run, method, free=free)
     method.load(run.folder)
     method.fingerprints["run"] = digest(run.read(IDENTITY_FILE))
@@ -605,7 +601,7 @@ def evaluate_run(
         method.fingerprints = {**before["fingerprints"], **method.fingerprints}
         method.seconds |= before["seconds"]
     with lock_run(target, method.context):
-        measure_run(method, target, split, run.training if run.has_reader else {})
+        measure_run(method, target, run.training if run.has_reader else {})
     return Run(target, args, method.context)
 
 
