@@ -187,9 +187,8 @@ def argument_names(grid: Grid) -> set[str]:
     """Return the names of all arguments of the classes that a grid names."""
     names: set[str] = set()
     for point in grid.cells:
-        values = {**grid.base, **point.values}
-        chosen = {name: values[name] for name in config.CHOOSING if name in values}
-        names |= config.field_names(find_sections(chosen).values())
+        sections = find_sections({**grid.base, **point.values})
+        names |= config.field_names(sections.values())
     return names
 
 
