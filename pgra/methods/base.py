@@ -29,14 +29,13 @@ from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
 from pgra.reader.calibration import Calibration, decide
+from pgra.report.metrics import TextOutcomes, bootstrap, interval_95
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import ReadyReranker, find_reranker
 from pgra.retrieval.base import examples_digest, find_retriever
 from pgra.types import Example, Fields, Json, Prediction
 
 SPLITS = ("train", "dev", "test")
-_BOOTSTRAP_SEED = 0
-_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -188,10 +187,8 @@ def measure_answers(
         details.append(line)
     interval = None  # what is of all texts together has none
     if task.metric in measures.by_text:
-        headline = np.array(measures.by_text[task.metric])
-        generator = np.random.default_rng(_BOOTSTRAP_SEED)
-        rows = generator.integers(len(headline), size=(_DRAWS, len(headline)))
-        interval = np.percentile(headline[rows].mean(axis=1), [2.5, 97.5]).tolist()
+        outcomes = TextOutcomes(task.metric, np.array(measures.by_text[task.metric])[:, None])
+        interval = interval_95(bootstrap([outcomes], seed=0)[0])
     means = {name: float(np.mean(values)) for name, values in more.items()}
     return replace(decided, details=details, values={**measures.values, **means}, interval=interval)
 
