@@ -30,7 +30,7 @@ from pgra.data.read import fetch_folder, is_on_hub
 from pgra.data.tasks import AnyTask, load_any_task, measure_labels
 from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.experiments.worth import measure_worth, take_evidence
-from pgra.methods.arguments import RunArguments, WorthArguments
+from pgra.methods.arguments import SEED_FIELD, RunArguments, WorthArguments
 from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
 from pgra.model_card import push_run
 from pgra.parallel import Turn
@@ -60,7 +60,6 @@ from pgra.types import UNDECIDED, Fields, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
-SEED_FIELD = "{seed}"
 _FEWEST = 20  # dev rows: of fewer, one label may do as well by chance
 _PATHS = {  # arguments that may name a file or folder
     "artifacts_dir",
@@ -348,7 +347,7 @@ def run(
     Raises:
         ArtifactError: If the folder holds another run.
     """
-    args = variant(args, args.folder, args.seed)
+    args = args.variant(args.folder, args.seed)
     return run_all({args.seed: args}, context, reranker=reranker)[args.seed]
 
 
@@ -659,10 +658,4 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
         if (args.folder / IDENTITY_FILE).is_file():
             raise ArtifactError(f"{folder} is one run, not several: choose another --output_dir")
         folder = f"{folder}/seed-{SEED_FIELD}"
-    return run_all({seed: variant(args, folder, seed) for seed in seeds}, context)
-
-
-def variant(args: RunArguments, folder: str | Path, seed: int) -> RunArguments:
-    """Return the arguments of the run with a seed; the folder's name may hold `{seed}`."""
-    name = str(folder).replace(SEED_FIELD, str(seed))
-    return args.change(args.output_section, output_dir=name, seed=seed)
+    return run_all({seed: args.variant(folder, seed) for seed in seeds}, context)

@@ -1,7 +1,6 @@
 """The demo (`make demo`, `pgra demo`): the main job on real models, and where evidence decides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import parse_run, quiet_libraries, say
@@ -119,8 +118,8 @@ def _rank_questions(
     say("\nasking the LM which passages make a question likely")
     file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
     args = _parse([*words, *QUESTIONS.split(), "--train_file", file, "--test_file", file])
-    args = args.having(corpus=replace(args.corpus, max_passages=None))
-    plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
+    args = args.change("corpus", max_passages=None)
+    plain = args.change("rerank", reranker="none").having(rerank_options=None)
     runs = []
     hits = []
     for name, stage_args in (("BM25", plain), ("BM25, then the LM", args)):
@@ -165,8 +164,8 @@ def _make_claims(args: "RunArguments", context: Context) -> list[str]:
     options = ClaimsArguments(
         output_dir=str(args.folder / "claims"), num_train=136, num_dev=8, num_test=100
     )
-    whole = replace(args.corpus, max_passages=None)
-    folder = make_claims(open_corpus(whole, context.artifacts), options).folder
+    corpus = open_corpus(args.change("corpus", max_passages=None).corpus, context.artifacts)
+    folder = make_claims(corpus, options).folder
     files = ["--dataset_name", str(folder), "--corpus", str(folder / "corpus.txt")]
     return ["--config", "demo-claims", "--task", "claims", *files]
 

@@ -250,8 +250,7 @@ def make_runs(
             of_point = of_point[:1]
         for seed in of_point:
             folder = home / point.folder / f"seed-{seed}"
-            changed = args.change(args.output_section, output_dir=str(folder), seed=seed)
-            runs.append(GridRun(folder, point, task, changed))
+            runs.append(GridRun(folder, point, task, args.variant(folder, seed)))
     return runs
 
 
