@@ -386,7 +386,7 @@ def parse_sections(
 ) -> dict[str, Any]:
     """Read dataclasses from a command line; return one of each by its name.
 
-    `find` returns them by name, given the values of `CHOOSING`. Of `defaults` the last win.
+    `find` returns them by name, given the values; it may look at those of `CHOOSING`. Of `defaults` the last win.
     `others` are arguments of other methods, which are ignored. The arguments in `unused`
     are left out.
 
@@ -402,7 +402,7 @@ def parse_sections(
             layers.append(Defaults(str(path), read_yaml(path)))
     layers += [layer for layer in defaults if layer.wins]
     stated = ChainMap(early, *(dict(layer.values) for layer in reversed(layers)))
-    classes = find({name: stated[name] for name in CHOOSING if name in stated})
+    classes = find(stated)
     kinds = _field_kinds(classes.values())
     values: dict[str, Any] = {}
     for layer in layers:
@@ -589,7 +589,7 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], **others: Any) -> _T:
     """Build a dataclass from a mapping; see `from_yaml`."""
     hints = typing.get_type_hints(cls)
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
-    keys = {f.name: f for f in fields if f.init and f.name not in others}
+    keys = {f.name: f for f in fields if f.name not in others}
     for name in values:
         choose("key", str(name), keys)
     typed = {}

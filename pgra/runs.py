@@ -30,7 +30,7 @@ from pgra.data.read import fetch_folder, is_on_hub
 from pgra.data.tasks import AnyTask, load_any_task, measure_labels
 from pgra.errors import ArtifactError, ConfigError, reading
 from pgra.experiments.worth import measure_worth, take_evidence
-from pgra.methods.arguments import RunArguments, WorthArguments
+from pgra.methods.arguments import SEED_FIELD, RunArguments, WorthArguments
 from pgra.methods.base import Method, arguments_from, arguments_of, find_method, open_method
 from pgra.model_card import push_run
 from pgra.parallel import Turn
@@ -60,7 +60,6 @@ from pgra.types import UNDECIDED, Fields, Json, Query, is_query, read_queries
 
 logger = logging.getLogger(__name__)
 
-SEED_FIELD = "{seed}"
 _FEWEST = 20  # dev rows: of fewer, one label may do as well by chance
 _PATHS = {  # arguments that may name a file or folder
     "artifacts_dir",
@@ -348,7 +347,7 @@ def run(
     Raises:
         ArtifactError: If the folder holds another run.
     """
-    args = variant(args, args.folder, args.seed)
+    args = args.variant(args.folder, args.seed)
     return run_all({args.seed: args}, context, reranker=reranker)[args.seed]
 
 
@@ -409,7 +408,7 @@ def _make(method: Method, notes: Sequence[str], *, may_lack_reader: bool) -> Run
         record = _fit(method, run, fields)
         if args.trains:
             method.fingerprints["reader"] = run.reader_checksum
-        measure_run(method, run.folder, "test", record, notes)
+        measure_run(method, run.folder, record, notes)
     has_weights = (run.reader_folder / WEIGHTS_FILE).is_file()
     needs_reader = args.trains and (has_weights or not may_lack_reader)
     if is_done and needs_reader:
@@ -506,18 +505,17 @@ def lock_run(folder: Path, context: Context) -> AbstractContextManager[None]:
 def measure_run(
     method: Method,
     folder: Path,
-    split: str,
     training: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> None:
-    """Decide a split's examples, and write the results; `training` is the dev set's record."""
-    examples = method.data.examples(split)
+    """Decide the test set, and write the results; `training` is the dev set's record."""
+    examples = method.data.examples("test")
     with method.timed("evaluation"):
         decided = method.decide(examples)
-    warnings = _nothing_learnt(method, split, decided, training)
+    warnings = _nothing_learnt(method, decided, training)
     about: dict[str, Json] = {
         **_names(method),
-        "split": split,
+        "split": "test",
         "sizes": {name: len(getattr(method.data, name)) for name in ("train", "dev", "set_aside")},
         "uses_seed": method.uses_seed(method.args),
         "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
@@ -531,12 +529,12 @@ def measure_run(
 
 
 def _nothing_learnt(
-    method: Method, split: str, decided: Decisions, training: Mapping[str, Any]
+    method: Method, decided: Decisions, training: Mapping[str, Any]
 ) -> list[str]:
     """Return notes where all answers are one or wrong, or one label alone would do as well."""
     data = method.data
     metric = data.metric
-    truth = {name: [str(e.label) for e in data.examples(name)] for name in (split, "dev")}
+    truth = {name: [str(e.label) for e in data.examples(name)] for name in ("test", "dev")}
     predicted = [prediction.label for prediction in decided.predictions]
     n = len(predicted)
     notes = []
@@ -547,7 +545,7 @@ def _nothing_learnt(
             notes.append(f"none of the {n} predictions is right")
         return notes
     names = [*data.labels, UNDECIDED]
-    values = {split: measure_labels(metric, truth[split], predicted, names)[metric]}
+    values = {"test": measure_labels(metric, truth["test"], predicted, names)[metric]}
     value = training.get("value")
     if value is not None and training["metric"] == metric and len(truth["dev"]) >= _FEWEST:
         values["dev"] = float(value)
@@ -566,11 +564,10 @@ def evaluate_run(
     folder: str | Path,
     context: Context = ALONE,
     *,
-    split: str = "test",
     changes: Mapping[str, Any] | None = None,
     output_dir: str | Path | None = None,
 ) -> Run:
-    """Measure a finished run again, on its split "test" or "dev", or on another file.
+    """Measure a finished run again, on its test set or on another file.
 
     `changes` are arguments, such as {"test_file": ...}. Results go to `output_dir`, by default the
     run.
@@ -588,13 +585,11 @@ def evaluate_run(
     if target != run.folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, _context_of(args, context))
-    if not method.data.examples(split):
-        raise ConfigError(f"{folder} has no {split} set: measure it on --test_file")
     free = {*changes, *(f"reader.{name}" for name in changes)}
     if target != run.folder:
-        free |= {"answers", split, f"candidates/{split}", f"evidence/{split}"}
+        free |= {"answers", "test", "candidates/test", "evidence/test"}
     _check_same_inputs(run, method, free=free)  # before the long stages
-    method.prepare((split,))
+    method.prepare(("test",))
     _check_same_inputs(run, method, free=free)
     method.load(run.folder)
     method.fingerprints["run"] = digest(run.read(IDENTITY_FILE))
@@ -605,7 +600,7 @@ def evaluate_run(
         method.fingerprints = {**before["fingerprints"], **method.fingerprints}
         method.seconds |= before["seconds"]
     with lock_run(target, method.context):
-        measure_run(method, target, split, run.training if run.has_reader else {})
+        measure_run(method, target, run.training if run.has_reader else {})
     return Run(target, args, method.context)
 
 
@@ -663,10 +658,4 @@ def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE
         if (args.folder / IDENTITY_FILE).is_file():
             raise ArtifactError(f"{folder} is one run, not several: choose another --output_dir")
         folder = f"{folder}/seed-{SEED_FIELD}"
-    return run_all({seed: variant(args, folder, seed) for seed in seeds}, context)
-
-
-def variant(args: RunArguments, folder: str | Path, seed: int) -> RunArguments:
-    """Return the arguments of the run with a seed; the folder's name may hold `{seed}`."""
-    name = str(folder).replace(SEED_FIELD, str(seed))
-    return args.change(args.output_section, output_dir=name, seed=seed)
+    return run_all({seed: args.variant(folder, seed) for seed in seeds}, context)

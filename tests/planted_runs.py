@@ -35,7 +35,6 @@ def plant(
     arguments=None,
     text="text",
     fingerprints=None,
-    split="test",
     set_aside=8,
     notes=(),
     names=NAMES,
@@ -46,7 +45,7 @@ def plant(
     labels = [names[i % 2] for i in range(n)]
     marks = {"train": "a" * 64, "test": "c" * 64, **({} if method == "icl" else {"dev": "b" * 64})}
     about = {
-        **{"method": method, "task": task, "split": split, "metric": metric, "seed": seed},
+        **{"method": method, "task": task, "split": "test", "metric": metric, "seed": seed},
         **{"uses_seed": method not in ("icl", "knn"), "seconds": {"training": 1.0}},
         "sizes": {"train": n, "set_aside": 0 if method == "fid" else set_aside},
         **{"fingerprints": fingerprints or marks, "notes": list(notes)},

@@ -54,10 +54,9 @@ def main(words: Sequence[str]) -> int:
       pgra ablate my_grid.yaml --corpus my_corpus.txt
       pgra ablate kate_t6 --tasks webquestions --seeds 0 1 2 3 4
 
-    pgra ablate --list shows the grids, those of the papers first. The first word is one of them or
-    the path of a YAML; all arguments of pgra train (for the grids
-    kate_... those of --method kate) may follow, and override the YAML. Given again, the same
-    command resumes where it was stopped.
+    pgra ablate --list shows the grids. The first word is one of them or the path of a YAML; all
+    arguments of pgra train (for the grids kate_... those of --method kate) may follow, and override
+    the YAML. Given again, the same command resumes where it was stopped.
     """
     if wants_help(words):
         common.parse_run(main, "pgra ablate NAME|FILE.yaml", words, [GridArguments])
@@ -114,13 +113,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _list_grids() -> str:
-    """List the grids by title: tables and figures of the papers, then studies of our own."""
-    lines: dict[bool, list[str]] = {True: ["of the papers:"], False: ["of our own:"]}
+    """List the grids with their titles."""
+    lines = []
     for name in list_yamls("ablations"):
-        title = str(read_yaml(find_yaml("grid", "ablations", name))["title"])
-        is_theirs = any(f"{word} " in title for word in ("table", "figure", "section", "appendix"))
-        lines[is_theirs].append(f"  {name:<24} {title}")
-    return "\n".join([*lines[True], *lines[False]])
+        title = read_yaml(find_yaml("grid", "ablations", name))["title"]
+        lines.append(f"{name:<24} {title}")
+    return "\n".join(lines)
 
 
 def _show_results(

@@ -1,7 +1,6 @@
 """The demo (`make demo`, `pgra demo`): the main job on real models, and where evidence decides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import parse_run, quiet_libraries, say
@@ -50,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     reviews_forecast = _forecast(args, "head")
     words += _make_claims(args, context)
     claims_forecast = _forecast(_parse(words), "first_stage")
-    claims, claims_effect = _train(CLAIMS, words, context, first=len(READERS) + 1)
+    claims, claims_effect = _train(CLAIMS, words, context)
     parts = [
         ("questions", "Does the LM find what answers a question?", questions, effect),
         (
@@ -85,11 +84,7 @@ def _parse(words: Sequence[str]) -> "RunArguments":
 
 
 def _train(
-    readers: Mapping[str, tuple[str, list[str]]],
-    words: Sequence[str],
-    context: Context,
-    *,
-    first: int = 1,
+    readers: Mapping[str, tuple[str, list[str]]], words: Sequence[str], context: Context
 ) -> "tuple[list[FinishedRun], str]":
     """Train two readers; return their results, and how the second differs from the first."""
     from pgra.report.results import load_measures
@@ -97,8 +92,8 @@ def _train(
 
     base = _parse(words).folder
     runs = []
-    for number, (name, (folder, flags)) in enumerate(readers.items(), first):
-        say(f"\n[{number}/{len(READERS) + len(CLAIMS)}] {name}")
+    for name, (folder, flags) in readers.items():
+        say(f"\n{name}")
         args = _parse([*words, *flags, "--output_dir", str(base / folder)])
         runs.append(load_measures(run(args, context).folder, name=name)[0])
     alone, read = runs
@@ -123,8 +118,8 @@ def _rank_questions(
     say("\nasking the LM which passages make a question likely")
     file = str(config_root() / "demo-questions.jsonl")  # of test; nothing is learnt
     args = _parse([*words, *QUESTIONS.split(), "--train_file", file, "--test_file", file])
-    args = args.having(corpus=replace(args.corpus, max_passages=None))
-    plain = args.having(rerank=replace(args.rerank, reranker="none"), rerank_options=None)
+    args = args.change("corpus", max_passages=None)
+    plain = args.change("rerank", reranker="none").having(rerank_options=None)
     runs = []
     hits = []
     for name, stage_args in (("BM25", plain), ("BM25, then the LM", args)):
@@ -169,8 +164,8 @@ def _make_claims(args: "RunArguments", context: Context) -> list[str]:
     options = ClaimsArguments(
         output_dir=str(args.folder / "claims"), num_train=136, num_dev=8, num_test=100
     )
-    whole = replace(args.corpus, max_passages=None)
-    folder = make_claims(open_corpus(whole, context.artifacts), options).folder
+    corpus = open_corpus(args.change("corpus", max_passages=None).corpus, context.artifacts)
+    folder = make_claims(corpus, options).folder
     files = ["--dataset_name", str(folder), "--corpus", str(folder / "corpus.txt")]
     return ["--config", "demo-claims", "--task", "claims", *files]
 

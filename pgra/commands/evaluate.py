@@ -6,7 +6,6 @@ from typing import Any
 
 from pgra.commands import common
 from pgra.config import Arguments, arg
-from pgra.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -14,18 +13,12 @@ class EvaluateArguments(Arguments):
     """Which run, and on what."""
 
     run: str = arg("", "Folder of a finished run.", must_be_given=True)
-    split: str = arg(
-        "test", "test, or dev (the part a checkpoint was chosen on).", choices=("dev", "test")
+    test_file: str | None = arg(
+        None, "Another file to measure on; needs --output_dir.", needs={"output_dir": True}
     )
-    test_file: str | None = arg(None, "Another file to measure on; needs --output_dir.")
     output_dir: str | None = arg(None, "Where results go; default: the run (of its own test set).")
     device: str | None = arg(None, "auto, cpu, cuda, ...; default: the run's.")
     artifacts_dir: str | None = arg(None, "Folder of indexes and banks; default: the run's.")
-
-    def check(self) -> None:
-        elsewhere = self.test_file or self.split == "dev"
-        if elsewhere and self.output_dir is None:
-            raise ConfigError("the run's folder has its own test set's results: give --output_dir")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,9 +38,7 @@ def main(argv: Sequence[str]) -> int:
         if getattr(args, name) is not None:
             changes[name] = getattr(args, name)
     context = join_context(args.device or "auto")
-    run = evaluate_run(
-        args.run, context, split=args.split, changes=changes, output_dir=args.output_dir
-    )
+    run = evaluate_run(args.run, context, changes=changes, output_dir=args.output_dir)
     if context.is_main:
         common.say(common.show_metrics(run))
     return 0

@@ -67,15 +67,14 @@ def main(argv: Sequence[str]) -> int:
     answers = iter(run.predict([query for query in queries if query is not None]))
     blocks = []
     for query in queries:
-        answer = None if query is None else next(answers)
-        if args.json:
-            row = {}
-            if answer is not None:
-                row = answer_line(answer)
-                del row["id"], row["label"]
-            blocks.append(json.dumps(row or None, ensure_ascii=False))
+        if query is None:
+            blocks.append("null" if args.json else "query: -")
+        elif args.json:
+            row = answer_line(next(answers))
+            del row["id"], row["label"]
+            blocks.append(json.dumps(row, ensure_ascii=False))
         else:
-            blocks.append("query: -" if answer is None else show(answer, args.num_shown))
+            blocks.append(show(next(answers), args.num_shown))
     common.say("\n".join(blocks) if args.json else visible("\n\n".join(blocks)))
     return 0
 

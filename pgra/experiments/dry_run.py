@@ -1,7 +1,6 @@
 """Before runs: whether their models and data answer, and what is yet to be read, how long."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pgra.arrays import Rows
 from pgra.context import ALONE
@@ -50,8 +49,7 @@ def show_plan(args: RunArguments) -> str:
 def _time_batches(stages: Stages, examples: Sequence[Example], rows: Rows) -> float | None:
     """Return the texts a second of the second of two batches; what they read is kept."""
     # The same bank without what a similarity is fitted to.
-    plain = replace(stages.args.rerank, similarity="dot")
-    bare = Stages.read(stages.args.having(rerank=plain), stages.context)
+    bare = Stages.read(stages.args.change("rerank", similarity="dot"), stages.context)
     rates: list[float] = []
     for i in range(len(rows)):
         if len(rates) < _TIMED:

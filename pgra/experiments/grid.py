@@ -187,9 +187,8 @@ def argument_names(grid: Grid) -> set[str]:
     """Return the names of all arguments of the classes that a grid names."""
     names: set[str] = set()
     for point in grid.cells:
-        values = {**grid.base, **point.values}
-        chosen = {name: values[name] for name in config.CHOOSING if name in values}
-        names |= config.field_names(find_sections(chosen).values())
+        sections = find_sections({**grid.base, **point.values})
+        names |= config.field_names(sections.values())
     return names
 
 
@@ -251,8 +250,7 @@ def make_runs(
             of_point = of_point[:1]
         for seed in of_point:
             folder = home / point.folder / f"seed-{seed}"
-            changed = args.change(args.output_section, output_dir=str(folder), seed=seed)
-            runs.append(GridRun(folder, point, task, changed))
+            runs.append(GridRun(folder, point, task, args.variant(folder, seed)))
     return runs
 
 

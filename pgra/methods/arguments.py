@@ -19,6 +19,8 @@ from pgra.rerank import RERANKERS
 from pgra.rerank.arguments import HeadArguments, RerankArguments
 from pgra.retrieval.arguments import RETRIEVERS, RetrieverArguments
 
+SEED_FIELD = "{seed}"
+
 
 @dataclass(kw_only=True)
 class RuntimeArguments(Arguments):
@@ -315,6 +317,11 @@ class RunArguments:
         changed = copy.copy(self[section])
         vars(changed).update(changes)
         return self.having(**{section: changed})
+
+    def variant(self, folder: str | Path, seed: int) -> "RunArguments":
+        """Return the arguments of the run with a seed; the folder's name may hold `{seed}`."""
+        name = str(folder).replace(SEED_FIELD, str(seed))
+        return self.change(self.output_section, output_dir=name, seed=seed)
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `arguments.json`: all values by section."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from pgra.arrays import Scores, Values
 from pgra.artifacts import digest
-from pgra.config import CHOOSING, Defaults, field_names, find_class, parse_sections
+from pgra.config import Defaults, field_names, find_class, parse_sections
 from pgra.context import Context
 from pgra.data.answers import EXACT_MATCH, AnsweredExample
 from pgra.data.bundled import BUNDLED, BUNDLED_DATA, BUNDLED_MODELS
@@ -29,14 +29,13 @@ from pgra.errors import ConfigError, unknown_name
 from pgra.methods.arguments import METHODS, OPTIONS, RunArguments, RuntimeArguments, decided_by
 from pgra.reader.arguments import FolderArguments
 from pgra.reader.calibration import Calibration, decide
+from pgra.report.metrics import TextOutcomes, bootstrap, interval_95
 from pgra.report.results import Decisions as Decisions
 from pgra.rerank import ReadyReranker, find_reranker
 from pgra.retrieval.base import examples_digest, find_retriever
-from pgra.types import Example, Fields, Json
+from pgra.types import Example, Fields, Json, Prediction
 
 SPLITS = ("train", "dev", "test")
-_BOOTSTRAP_SEED = 0
-_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,15 @@ class TaskData(Splits):
     def measure_dev(self, decided: Sequence[str]) -> Mapping[str, float]:
         """Return the metric, and those that belong to it, of the dev set's decisions."""
         return self.task.measure(decided, self.dev).values
+
+    def measure_dev_scores(self, scores: Scores) -> Mapping[str, float]:
+        """Return what `measure_dev` does, of the likeliest labels by scores, (B, C)."""
+        predictions = decide([example.id for example in self.dev], scores, self.labels)
+        return self.measure_dev([prediction.label for prediction in predictions])
+
+    def make_prediction(self, query: Example, label: str, shares: Mapping[str, float]) -> Prediction:
+        """Return a query's prediction, with the shares of the task's labels."""
+        return Prediction(query.id, label, {name: shares.get(name, 0.0) for name in self.labels})
 
     def fingerprints(self, splits: Sequence[str] = SPLITS) -> dict[str, Json]:
         """Return digests of the splits' examples and labels, and of the test set's answers."""
@@ -179,10 +187,8 @@ def measure_answers(
         details.append(line)
     interval = None  # what is of all texts together has none
     if task.metric in measures.by_text:
-        headline = np.array(measures.by_text[task.metric])
-        generator = np.random.default_rng(_BOOTSTRAP_SEED)
-        rows = generator.integers(len(headline), size=(_DRAWS, len(headline)))
-        interval = np.percentile(headline[rows].mean(axis=1), [2.5, 97.5]).tolist()
+        outcomes = TextOutcomes(task.metric, np.array(measures.by_text[task.metric])[:, None])
+        interval = interval_95(bootstrap([outcomes], seed=0)[0])
     means = {name: float(np.mean(values)) for name, values in more.items()}
     return replace(decided, details=details, values={**measures.values, **means}, interval=interval)
 
@@ -331,8 +337,8 @@ def find_method(name: str) -> type[Method]:
 def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     """Return the argument dataclasses of a run by section.
 
-    `chosen` holds the given values of `method` and of others in `pgra.config.CHOOSING`, on which
-    the sections depend. An unknown name is a ConfigError.
+    `chosen` holds given values by name; the sections depend on those of `pgra.config.CHOOSING`. An
+    unknown name is a ConfigError.
     """
     method = str(chosen.get("method", RuntimeArguments.method))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
@@ -444,22 +450,20 @@ def arguments_from(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Run
         KeyError: If a section is missing.
         TypeError: If this version does not know an argument.
     """
-    chosen: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for section in values.values():
-        chosen |= {name: value for name, value in section.items() if name in CHOOSING}
-    chosen["method"] = values["runtime"]["method"]
-    chosen |= {name: value for name, value in changes.items() if name in CHOOSING}
+        merged |= section
+    merged |= changes
+    classes = find_sections(merged)
+    if unknown := {*changes} - field_names(classes.values()):
+        raise ConfigError(f"{min(unknown)} is not of method '{merged['method']}': leave it out")
     sections = {}
-    unknown = set(changes)
-    for name, cls in find_sections(chosen).items():
-        changed = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
-        unknown -= set(changed)
+    for name, cls in classes.items():
         if name == "training" and name not in values:  # a reader alone
             sections["folder"] = FolderArguments()
         else:
+            changed = {f.name: changes[f.name] for f in fields(cls) if f.name in changes}
             sections[name] = cls(**{**values[name], **changed})
-    if unknown:
-        raise ConfigError(f"{min(unknown)} is not of method '{chosen['method']}': leave it out")
     return RunArguments(sections)
 
 

@@ -206,14 +206,13 @@ class HeadMethod(Method):
 
     def fit(self, folder: Path) -> Mapping[str, Json]:  # noqa: ARG002 (it is fitted again to load)
         train = self.data.train
-        labels = list(self.data.labels)
         states = self._read(train)
         shown = self.reader.read_shown(self.data.set_aside)
         fit = fit_labels(
             np.concatenate([states, shown]),
             self.reader.columns,
             [*train, *self.data.set_aside[: len(shown)]],
-            labels,
+            list(self.data.labels),
             num_shown=len(shown),
         )
         self.model = fit.model
@@ -223,8 +222,7 @@ class HeadMethod(Method):
         dev = self.data.dev
         if not dev:
             return record
-        scores = self.model.score(self._read(dev))
-        values = self.data.measure_dev([labels[number] for number in scores.argmax(axis=1)])
+        values = self.data.measure_dev_scores(self.model.score(self._read(dev)))
         metric = self.data.metric
         return {"metric": metric, "value": values[metric], **record}
 

@@ -274,8 +274,7 @@ class Kate(Method):
             label = text
             if self.data.labels:
                 label = self.verbalizer.label_of_word(text) or UNDECIDED
-            scores = {name: float(name == label) for name in self.data.labels}
-            predictions.append(Prediction(query.id, label, scores))
+            predictions.append(self.data.make_prediction(query, label, {label: 1.0}))
         return predictions
 
     def _score(self, lm: LanguageModel, prompts: ExemplarPrompts) -> Scores:
@@ -370,8 +369,7 @@ class Kate(Method):
             label = UNDECIDED if self.data.labels else ""
             if targets:
                 label = targets[keys.index(next(iter(shares)))]
-            scores = {name: shares.get(name, 0.0) for name in self.data.labels}
-            predictions.append(Prediction(query.id, label, scores))
+            predictions.append(self.data.make_prediction(query, label, shares))
         return predictions
 
     @classmethod

@@ -22,7 +22,7 @@ from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import Decisions, Method
 from pgra.methods.stages import Stages
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
-from pgra.types import Example, Json, Prediction
+from pgra.types import Example, Json
 
 NUMBERS = (1, 3, 5, 9, 17, 33, 65)  # tried on the dev set; odd, so that two labels cannot tie
 
@@ -82,8 +82,8 @@ class NearestNeighbors(Method):
     def decide(self, examples: Sequence[Example]) -> Decisions:
         votes = self._votes(self._nearest(examples), self.best)
         predictions = [
-            Prediction(e.id, next(iter(shares)), {n: shares.get(n, 0.0) for n in self.data.labels})
-            for e, shares in zip(examples, votes, strict=True)
+            self.data.make_prediction(query, next(iter(shares)), shares)
+            for query, shares in zip(examples, votes, strict=True)
         ]
         tried = ", ".join(map(str, self.numbers))
         note = f"{self.best} neighbors vote, of {tried}; ties go to the label of the nearest"

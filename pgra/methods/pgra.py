@@ -40,7 +40,6 @@ from pgra.reader.arguments import default_learning_rate
 from pgra.reader.calibration import (
     MOST_TEXTS,
     Calibration,
-    decide,
     find_lean,
     fit_calibration,
 )
@@ -197,8 +196,7 @@ class Pgra(Method):
         def evaluate() -> Mapping[str, float]:
             if not self.data.labels:
                 return self.data.measure_dev(self.write(dev))
-            predictions = decide(dev.example_ids, self.score(dev), self.data.labels)
-            return self.data.measure_dev([prediction.label for prediction in predictions])
+            return self.data.measure_dev_scores(self.score(dev))
 
         result = fit(
             self.reader,

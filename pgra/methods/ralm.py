@@ -26,7 +26,7 @@ from pgra.methods.base import SPLITS
 from pgra.methods.kate import answer_bar, count_word_tokens, score_words, write_answers
 from pgra.methods.pgra import Pgra
 from pgra.prompts import SEPARATOR, PromptTemplate, Verbalizer, answer_words, fit_prompts
-from pgra.reader.calibration import Calibration, decide
+from pgra.reader.calibration import Calibration
 from pgra.report.results import EvidenceLine
 from pgra.run_folder import TRAINING_FILE, read_object
 from pgra.types import Example, Fields, Json
@@ -155,11 +155,8 @@ class Ralm(Pgra):
         if not self.data.labels:
             return None
         dev = self.calibrate()
-        scores = self.calibration.apply(dev)
-        ids = [example.id for example in self.data.dev]
-        predictions = decide(ids, scores, self.data.labels)
         metric = self.data.metric
-        value = self.data.measure_dev([prediction.label for prediction in predictions])[metric]
+        value = self.data.measure_dev_scores(self.calibration.apply(dev))[metric]
         return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
 
     def score_texts(self) -> Scores:

@@ -490,7 +490,6 @@ def _must_agree(
     alike: dict[tuple[object, ...], Mapping[str, object]] = {}
     alike["measures",] = {
         "metric": run.metric,
-        "split": run.metrics.get("split"),
         "labels": ", ".join(sorted(run.labels)),
         "test set": f"{run.examples[:8]}, n = {run.n}",
     }

@@ -166,9 +166,7 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     result = study.results.get((row, column))
     if result is None:
         return Cell(_absent(study, row, column))
-    text = f"{100 * result.mean:.1f}"
-    if result.sd is not None:
-        text += f" ± {100 * result.sd:.1f}"
+    text = with_sd([100 * value for value in result.values], ".1f")
     if result.missing:
         n = len(result.values)
         text += f" ({n} of {n + len(result.missing)} seeds)"
@@ -327,8 +325,6 @@ _WORTH = {  # how each number is shown
     "queries": "",
     "gain": "+.2f",
     "p": ".3f",
-    "helped": ".0%",
-    "hurt": ".0%",
     BITS: ".2f",
     **dict.fromkeys({**METRICS, **TEXT_METRICS}, ".1%"),
     "known": "",
@@ -338,8 +334,8 @@ _WORTH = {  # how each number is shown
 _OF_WORTH = (
     "In parentheses: a lower and an upper bound of this row alone, each with 95 % confidence after "
     "each query. p of no gain, by betting and Holm over all rows, decides (at most "
-    f"{LEVEL}). helped, hurt: queries that gain or lose what matters. known: answered rightly "
-    "without evidence; of these it destroyed, of the others it gained. random is the control."
+    f"{LEVEL}). known: answered rightly without evidence; of these it destroyed, of the others it "
+    "gained. random is the control."
 )
 
 

@@ -22,8 +22,7 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(SMALL) == 0
     shown = capsys.readouterr().out
-    for number, name in enumerate([*READERS, *CLAIMS], 1):
-        assert f"[{number}/4] {name}" in shown
+    assert all(f"\n{name}\n" in shown for name in [*READERS, *CLAIMS])
     assert shown.count("`pgra worth` says: train with") == 2
     assert "Prompt-guided" in (tmp_path / "runs/demo/report.html").read_text()
     ranks = [

@@ -27,7 +27,7 @@ def test_a_second_run_makes_what_a_kill_took(bench, first):
     (bench.run("first") / ".01234567.partial.json").write_text("{")
     (card.parent / ".README.md.4194305.01234567.partial.md").write_text("half")
     assert "(reused)" in bench.make("first").out
-    assert "give --output_dir" in bench.evaluate("first", "--test_file", bench.train_file).error
+    assert "add --output_dir" in bench.evaluate("first", "--test_file", bench.train_file).error
     assert contents(bench.root) == before
 
 

@@ -44,7 +44,6 @@ def test_runs_on_one_test_set_and_division_may_stand_together(tmp_path, runs):
     [
         ((FID, {"text": "others"}), "test"),
         ((FID, {"metric": "mcc"}), "accuracy, mcc"),
-        ((FID, {"split": "dev"}), "test, dev"),
         ((FID, having("data", split_seed=1)), "split_seed"),
         ((ALL, {"method": "Mine", **FEW}), "max_train_samples"),  # a class from outside
         ((FID, marks(dev="d" * 64)), "dev"),
