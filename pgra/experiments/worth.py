@@ -50,7 +50,7 @@ from pgra.reader.calibration import centred, fit_scale_and_bias
 from pgra.report.betting import find_bounds, gaps, judge
 from pgra.report.results import EvidenceLine
 from pgra.report.tables import BITS, WITHOUT
-from pgra.rerank import ReadyReranker, find_reranker
+from pgra.rerank import FitData, ReadyReranker, find_reranker
 from pgra.rerank.head import stratified_folds
 from pgra.rerank.similarity import learns_labels
 from pgra.rerank.states import BankedReranker
@@ -195,11 +195,13 @@ class WorthStudy:
     def _stages(self, args: RunArguments, train: Sequence[Example]) -> Stages:
         """Return the stages of the queries, with a reranker fitted to `train`; one LM for all."""
         opened = self.method.stages
-        data = replace(opened.data, train=train)
+        reference = FitData(train, opened.data.task.prompt_words)
         ready = None
         if args.rerank.reranker == "prompted":
             ready = ReadyReranker({}, partial(BankedReranker, encoder=opened.reranker.encoder))
-        return Stages(args, opened.context, opened.prompt, data, ready=ready)
+        return Stages(
+            args, opened.context, opened.prompt, opened.data, reference=reference, ready=ready
+        )
 
     def measure(self) -> dict[str, Any]:
         """Measure all sources: what `measure_worth` returns."""
@@ -430,6 +432,8 @@ class Race:
             "gain": _bounded(differences, self.shown),
             "p": self.verdict.p[number],
         }
+        row["helped"] = float((differences > self.least).mean())
+        row["hurt"] = float((differences < -self.least).mean())
         row |= _means(arm)
         if self.right in arm.values:
             is_right = arm.values[self.right] >= _RIGHT

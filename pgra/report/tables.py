@@ -325,6 +325,8 @@ _WORTH = {  # how each number is shown
     "queries": "",
     "gain": "+.2f",
     "p": ".3f",
+    "helped": ".0%",
+    "hurt": ".0%",
     BITS: ".2f",
     **dict.fromkeys({**METRICS, **TEXT_METRICS}, ".1%"),
     "known": "",
@@ -334,8 +336,8 @@ _WORTH = {  # how each number is shown
 _OF_WORTH = (
     "In parentheses: a lower and an upper bound of this row alone, each with 95 % confidence after "
     "each query. p of no gain, by betting and Holm over all rows, decides (at most "
-    f"{LEVEL}). known: answered rightly without evidence; of these it destroyed, of the others it "
-    "gained. random is the control."
+    f"{LEVEL}). helped, hurt: queries that gain or lose what matters. known: answered rightly "
+    "without evidence; of these it destroyed, of the others it gained. random is the control."
 )
 
 
