@@ -94,24 +94,20 @@ class Similarity:
 
     def of_passages(self, states: Vectors) -> Vectors:
         """Return passages' states (n, H) as they are compared with queries, (n, D)."""
-        return self.change(states, None)
+        return states
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
         """Return queries' states (n, H) as they are compared with passages, (n, D).
 
         `keys` (n,), of `query_key`, identify the queries that `fit` saw.
         """
-        return self.change(states, None)
-
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
-        """Change states of either kind, (n, D); `stats` is what a fitted one has of that kind."""
-        return states
+        return self.of_passages(states)
 
 
 class Cosine(Similarity):
     """States of length 1."""
 
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
+    def of_passages(self, states: Vectors) -> Vectors:
         return unit(states)
 
 
@@ -130,22 +126,22 @@ class Whitened(Similarity):
         return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
 
     def of_passages(self, states: Vectors) -> Vectors:
-        return self.change(states, self.passages)
+        mean, spread = self.passages
+        return (states - mean) / spread
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
-        return self.change(states, self.queries)
-
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:
-        assert stats is not None
-        standard: Vectors = (states - stats[0]) / stats[1]
-        return standard
+        mean, spread = self.queries
+        return (states - mean) / spread
 
 
 class WhitenedCosine(Whitened):
     """The same, of length 1."""
 
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:
-        return unit(super().change(states, stats))
+    def of_passages(self, states: Vectors) -> Vectors:
+        return unit(super().of_passages(states))
+
+    def of_queries(self, states: Vectors, keys: Rows) -> Vectors:
+        return unit(super().of_queries(states, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +158,7 @@ class Calibrated(Similarity):
     def fit(cls, sample: Sample) -> Self:
         return cls(mean=sample.queries.mean(axis=0, dtype=np.float64).astype(np.float32))
 
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
+    def of_passages(self, states: Vectors) -> Vectors:
         return unit(states - self.mean)
 
 
