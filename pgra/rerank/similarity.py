@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from pgra.arrays import Rows, Vectors
+from pgra.arrays import Rows, Vectors, unit
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.errors import ConfigError
@@ -37,13 +37,6 @@ from pgra.rerank.bank import Bank
 from pgra.rerank.base import query_key, query_keys
 from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax
 from pgra.types import MISSING_ROW, Example, Json
-
-
-def unit(values: Vectors) -> Vectors:
-    """Return values (n, D) over their lengths; those of length 0 stay."""
-    lengths: Vectors = np.linalg.norm(values, axis=1, keepdims=True).astype(np.float32)
-    lengths[lengths == 0] = 1
-    return values / lengths
 
 
 @dataclass(frozen=True, kw_only=True)
