@@ -112,18 +112,9 @@ def _widen(_part: object, _given: object, features: dict[str, Any]) -> dict[str,
     }
 
 
-def _count_positions(model: Any) -> float:
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions after its padding index: 514 rows read 512 tokens.
-        unused = 0 if table.padding_idx is None else table.padding_idx + 1
-        return table.num_embeddings - unused
-    return load.num_positions(model.config)
-
-
 def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bare: bool) -> int:
     """Return the tokens that are read of a text: as asked, or as many as the model says it can."""
-    window = _count_positions(model[0].model)
+    window = load.num_positions(model[0].model.config)
     if asked is not None and asked > window:
         raise ConfigError(f"max_encoder_tokens is {asked}: '{source.name}' reads at most {window}")
     usual = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
