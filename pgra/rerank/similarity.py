@@ -35,7 +35,7 @@ from pgra.lm.prefix import PromptedEncoder, StateColumns
 from pgra.rerank.arguments import AUTO, FitData
 from pgra.rerank.bank import Bank
 from pgra.rerank.base import query_key, query_keys
-from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax
+from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax, standardize
 from pgra.types import MISSING_ROW, Example, Json
 
 
@@ -119,12 +119,10 @@ class Whitened(Similarity):
         return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
 
     def of_passages(self, states: Vectors) -> Vectors:
-        mean, spread = self.passages
-        return (states - mean) / spread
+        return standardize(states, self.passages)
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
-        mean, spread = self.queries
-        return (states - mean) / spread
+        return standardize(states, self.queries)
 
 
 class WhitenedCosine(Whitened):
