@@ -14,9 +14,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from pgra.arrays import Vectors
+from pgra.arrays import Vectors, unit
 from pgra.cli import dispatch, run
-from pgra.rerank.similarity import Sample, Similarity, unit
+from pgra.rerank.similarity import Sample, Similarity
 
 NEAREST = 10
 DATA = "--task sst2 --dataset_name bundled:rotten-tomatoes --max_train_samples 200"

@@ -21,3 +21,10 @@ def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
     logits = logits - logits.max(axis=1, keepdims=True)
     chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return chances
+
+
+def unit(values: Vectors) -> Vectors:
+    """Return values (n, D) over their lengths; those of length 0 stay."""
+    lengths: Vectors = np.linalg.norm(values, axis=1, keepdims=True).astype(np.float32)
+    lengths[lengths == 0] = 1
+    return values / lengths

@@ -184,18 +184,6 @@ def given_names(words: Sequence[str]) -> set[str]:
     return {flag[2:].partition("=")[0] for flag in flags}
 
 
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    """Say what loads where the libraries of a block take more than two seconds to load."""
-    timer = threading.Timer(2.0, logger.info, ["loading torch and transformers ..."])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def say(text: str) -> None:
     """Print it, with an escape for what standard output cannot write (such as an ASCII one)."""
     coding = sys.stdout.encoding or "utf-8"
@@ -221,11 +209,16 @@ def quiet_libraries() -> None:
         return
     from pgra.progress import hide_transformers
 
-    with _loading(), contextlib.suppress(ImportError):  # the memory does without
+    # Told where they take more than two seconds to load.
+    timer = threading.Timer(2.0, logger.info, ["loading torch and transformers ..."])
+    timer.daemon = True
+    timer.start()
+    with contextlib.suppress(ImportError):  # the memory does without
         hide_transformers()
         import datasets
 
         datasets.disable_progress_bars()
+    timer.cancel()
     logging.getLogger("faiss").setLevel(logging.WARNING)
 
 

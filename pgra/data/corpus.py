@@ -289,7 +289,7 @@ class Corpus:
 
     def slice(self, start: int, stop: int) -> list[str]:
         """Return the passages from `start` up to `stop`, which may lie past the end."""
-        return self.texts(np.arange(max(start, 0), min(stop, len(self))))
+        return self.texts(np.arange(start, min(stop, len(self))))
 
     def __iter__(self) -> Iterator[str]:
         """Yield all passages in order."""

@@ -263,12 +263,11 @@ def is_on_hub(name: str | Path) -> bool:
     return not here and _HUB_ID.fullmatch(str(name)) is not None
 
 
-def fetch_folder(kind: str, name: str | Path, *, token: str | None = None) -> Path:
+def fetch_folder(kind: str, name: str | Path) -> Path:
     """Find a run, a reader or an index by its folder, or download it from the hub.
 
     `name` is a folder, or OWNER/NAME or OWNER/NAME@REVISION; it returns the folder, or the snapshot
-    in the hub's cache, where a stopped download resumes. A token of None is HF_TOKEN, or the
-    login's.
+    in the hub's cache, where a stopped download resumes.
 
     Raises:
         ArtifactError: If the hub has none, or cannot be reached; `kind` is what it would be.
@@ -279,7 +278,7 @@ def fetch_folder(kind: str, name: str | Path, *, token: str | None = None) -> Pa
 
     repo, _, revision = str(name).partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None, token=token))
+        return Path(snapshot_download(repo, revision=revision or None))
     except hub_errors() as error:
         raise ArtifactError(
             f"there is no {kind} '{name}': no such folder here, and none on the hub, where names "

@@ -112,18 +112,9 @@ def _widen(_part: object, _given: object, features: dict[str, Any]) -> dict[str,
     }
 
 
-def _count_positions(model: Any) -> float:
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions after its padding index: 514 rows read 512 tokens.
-        unused = 0 if table.padding_idx is None else table.padding_idx + 1
-        return table.num_embeddings - unused
-    return load.num_positions(model.config)
-
-
 def _choose_length(model: Any, asked: int | None, source: ModelSource, *, is_bare: bool) -> int:
     """Return the tokens that are read of a text: as asked, or as many as the model says it can."""
-    window = _count_positions(model[0].model)
+    window = load.num_positions(model[0].model.config)
     if asked is not None and asked > window:
         raise ConfigError(f"max_encoder_tokens is {asked}: '{source.name}' reads at most {window}")
     usual = DEFAULT_MAX_TOKENS if is_bare else model.max_seq_length
@@ -245,14 +236,10 @@ class Encoder:
             return self.fingerprint
         return {**self.fingerprint, "query_prompt": self.query_prompt}
 
-    def encode(
-        self, texts: Iterable[str], *, is_query: bool = False, advance: Advance = int
-    ) -> Vectors:
+    def encode(self, texts: Iterable[str], *, is_query: bool = False) -> Vectors:
         """Encode texts; return (n, D) float32, in the order given.
 
         `is_query` matters only for models with prompts or a part of their own for queries.
-        `advance` is called with the number of texts done after each batch; without it a bar is
-        shown.
 
         Raises:
             DataError: If `texts` is not a list of texts; a blank one has a vector too.
@@ -260,9 +247,6 @@ class Encoder:
                 fails.
         """
         texts = as_texts("texts", texts)
-        if advance is int:
-            with Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
-                return self.encode(texts, is_query=is_query, advance=bar.update)
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
 
         def prepare(start: int) -> list[TokenChunk]:
@@ -272,8 +256,9 @@ class Encoder:
             vectors[start : start + _CHUNK] = finish()
 
         starts = range(0, len(texts), _CHUNK)
-        with self.busy:  # the tokenizer holds a call's lengths, the layers its packed weights
-            run_overlapped(starts, prepare, partial(self.begin, advance=advance), keep=keep)
+        # The tokenizer holds a call's lengths, the layers its packed weights.
+        with self.busy, Bar(total=len(texts), desc="encode", unit="text", leave=False) as bar:
+            run_overlapped(starts, prepare, partial(self.begin, advance=bar.update), keep=keep)
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:

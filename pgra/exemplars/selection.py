@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pgra.arrays import Counts, Rows, Scores, Vectors
+from pgra.arrays import Counts, Rows, Scores, Vectors, unit
 from pgra.artifacts import digest
 from pgra.data.text import text_key
 from pgra.encoders import as_encoder
@@ -114,8 +114,7 @@ class VectorSimilarity(PoolSimilarity):
     def _shape(self, vectors: Vectors) -> Vectors:
         """Change vectors so that the metric is simple on them, (n, D)."""
         if self.metric == "cosine":
-            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-            return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
+            return unit(vectors)
         if self.metric == "euclidean":
             # Distances do not change when all points move; float32 is finest near 0. The states of
             # a plain BERT share one huge component.

@@ -82,8 +82,6 @@ class ExemplarSelector:
             ModelError: If the encoder cannot be found or loaded.
             ValueError: If the encoder is of a wrong type.
         """
-        if not isinstance(leak_guard, bool):
-            raise ConfigError("leak_guard is True or False; leak_jaccard is a share")
         if template is not None and task is not None:
             raise ConfigError("template and task both say how a prompt is written: give one")
         if task is None:

@@ -193,8 +193,7 @@ class Decider:
                 f"reads {self.lm.window}: shorten the state"
             )
         begin = self.lm.share_prefix(share_tokens(prompts), lambda: prompts, self._layers)
-        rows: Vectors = begin(prompts, int)().float().numpy()
-        return rows
+        return begin(prompts, int)().float().numpy()
 
     def _read_biases(self, questions: Sequence[Question], raw: Mapping[str, Any]) -> None:
         """Read what the LM says of new questions without content."""

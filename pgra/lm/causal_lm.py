@@ -33,8 +33,7 @@ class CausalLM(TransformersLM):
 
     def states(self, prompts: Sequence[Tokens], *, advance: Advance = int) -> Scores:
         """Return the state at the last token of each prompt, (n, H) float32; errors of `model`."""
-        states: Scores = self.share_prefix((), list)(prompts, advance)().float().numpy()
-        return states
+        return self.share_prefix((), list)(prompts, advance)().float().numpy()
 
     def scores(
         self,

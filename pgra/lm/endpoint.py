@@ -183,10 +183,6 @@ class EndpointLM(LanguageModel):
             "completion_tokens": add_up([answer.num_new_tokens for answer in new]),
         }
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.openai.close()
-
     def complete(
         self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:

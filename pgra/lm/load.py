@@ -43,7 +43,22 @@ _LONGEST_REASON = 200  # characters of what a library says of a file: it may lis
 # Python longer to launch than the GPU to run (by arithmetic).
 _GPU_TIMES = 64
 # Their positions begin after the padding's index: of 514, 512 are tokens'.
-_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+_AFTER_PADDING = (
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "lilt",
+    "longformer",
+    "luke",
+    "markuplm",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 
 
 @dataclass(frozen=True)

@@ -440,5 +440,4 @@ def read_once(encoders: Sequence[PromptedEncoder], fields: Mapping[str, str]) ->
     prompts = [encoder.tokenize([fields]).ids[0] for encoder in encoders]
     shared = batching.share_tokens(prompts)
     begin = lm.share_prefix(shared, lambda: prompts, encoders[0].layers)
-    states: Vectors = begin(prompts, int)().float().numpy()
-    return states
+    return begin(prompts, int)().float().numpy()

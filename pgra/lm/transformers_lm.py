@@ -233,8 +233,7 @@ class TransformersLM(StateLM):
             weights = head.weight[list(word)].float()
             bias = torch.zeros(len(word), 1) if head.bias is None else head.bias[list(word), None]
             rows.append(torch.cat([weights.cpu(), bias.float().cpu()], dim=1).mean(dim=0))
-        stacked: Vectors = torch.stack(rows).detach().numpy()
-        return stacked
+        return torch.stack(rows).detach().numpy()
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that would open an LM like this one."""

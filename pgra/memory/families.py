@@ -181,7 +181,7 @@ class FewShot:
 
     def __post_init__(self) -> None:
         if not {"{question}", "{feedback}"} <= set(re.findall(r"\{\w+\}", self.clarified)):
-            raise ConfigError("clarified must have {question} and {feedback}")
+            raise ConfigError(f"{self.clarified!r} lacks {{question}} or {{feedback}}: add it")
 
     def examples_of(self, question: str) -> Sequence[PromptExample]:
         return self.nearest.get(question, self.examples)

@@ -24,7 +24,6 @@ from pgra.memory.lookup import LookupArguments, Match, OpenLookup, load_lookup, 
 from pgra.types import as_query, check_count
 
 BEFORE = "clarification: {feedback}\n{question}"  # of Memory.prompt
-_SLOTS = ("{question}", "{feedback}")
 
 
 class Memory(AbstractContextManager["Memory"]):
@@ -183,10 +182,8 @@ class Memory(AbstractContextManager["Memory"]):
                 "{question} | clarification: {feedback}".
 
         Raises:
-            ValueError: If the template lacks a slot.
+            ConfigError: If the template lacks a slot.
         """
-        if not all(slot in template for slot in _SLOTS):
-            raise ValueError(f"template is {template!r}: it needs {' and '.join(_SLOTS)}")
         # The marks are those of the prompts in configs/memory_prompts.
         form = FewShot("", separator="###", end="END", clarified=template, examples=())
         prompt = question

@@ -13,7 +13,6 @@ The LM's answers are kept among the artifacts, so that an interrupted stream is 
 start without asking the LM again.
 """
 
-import logging
 import math
 import random
 import shutil
@@ -60,8 +59,6 @@ from pgra.progress import Bar
 from pgra.report.metrics import is_exact_match
 from pgra.run_folder import METRICS_FILE, read_lines, read_metrics, read_object, write_metrics
 from pgra.types import Json
-
-logger = logging.getLogger(__name__)
 
 SYSTEMS = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _RUN_FILE = "run.json"
@@ -427,13 +424,6 @@ class StreamArguments(PromptedArguments):
     def read_questions(self, family: Family, seed: int) -> list[Step]:
         """Return the stream of a seed."""
         steps = read_stream(Path(self.stream), family)
-        if self.num_steps and self.num_steps > len(steps):
-            logger.warning(
-                "%s has %d questions, fewer than the %d steps asked for",
-                self.stream,
-                len(steps),
-                self.num_steps,
-            )
         if self.shuffle:
             random.Random(seed).shuffle(steps)
         return steps[: self.num_steps]

@@ -8,10 +8,12 @@ evidence).
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -198,7 +200,8 @@ class Pgra(Method):
                 return self.data.measure_dev(self.write(dev))
             return self.data.measure_dev_scores(self.score(dev))
 
-        result = fit(
+        start = time.monotonic()
+        progress = fit(
             self.reader,
             train,
             self.args.training,
@@ -207,14 +210,15 @@ class Pgra(Method):
             evaluate=evaluate,
             metric=self.data.metric,
         )
+        seconds = time.monotonic() - start
         self._describe(folder)
         return {
             "metric": self.data.metric,
-            "value": result.best_metric,
-            "step": result.best_step,
-            "steps": result.steps,
-            "train_loss": result.train_loss if result.steps else None,
-            "seconds": round(result.seconds, 3),
+            "value": progress.best_value,
+            "step": progress.best_step,
+            "steps": progress.step,
+            "train_loss": fmean(progress.losses) if progress.losses else None,
+            "seconds": round(seconds, 3),
         }
 
     def load(self, folder: Path) -> None:

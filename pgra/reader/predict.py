@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from pgra.prompts import SLOT, SLOT_END, Verbalizer
 from pgra.reader.calibration import Calibration, decide
 from pgra.reader.fid import IGNORED, FusionReader, PackedSegments, pack_segments, pad_rows
 from pgra.reader.inputs import TokenizedInputs, collate
-from pgra.reader.train import Collate, Trainable
 from pgra.types import Prediction
 
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
@@ -28,8 +28,12 @@ _MAX_ROWS = 256
 _WRITTEN_TOKENS = 20  # where the model does not say, as in transformers
 
 
+# Rows to the arguments of a forward pass.
+Collate = Callable[[Sequence[Any]], dict[str, Any]]
+
+
 @dataclass(frozen=True)
-class T5Classifier(Trainable):
+class T5Classifier:
     """A fused T5 that decides a task's labels.
 
     The context's processes share all work, and each gets all results, in the order given.
@@ -42,11 +46,18 @@ class T5Classifier(Trainable):
     """
 
     module: FusionReader
+    tokenizer: Any
     verbalizer: Verbalizer
     decode: str = "verbalizer"
     calibration: Calibration = field(default_factory=Calibration)
 
+    def save(self, folder: Path) -> None:
+        """Write a plain model folder with its tokenizer."""
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
     def collator(self, device: torch.device) -> Collate:
+        """Return a function that makes a batch of rows to train on."""
         cost = GroupCost.on(device, is_training=True)
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 

@@ -135,13 +135,12 @@ class Reader:
         )
 
     @classmethod
-    def load(cls, name: str | Path, *, device: str = "auto", token: str | None = None) -> Self:
+    def load(cls, name: str | Path, *, device: str = "auto") -> Self:
         """Load a reader: neither data nor corpus is needed, and a folder may have been moved.
 
         Args:
             name: A finished run, its `reader/`, or on the hub OWNER/NAME or OWNER/NAME@REVISION.
             device: "auto" (a GPU if there is one), "cpu", "cuda", ...
-            token: The hub's; None is HF_TOKEN, or the login's.
 
         Raises:
             ArtifactError: If there is no whole reader, it is damaged or of another format, or the
@@ -149,7 +148,7 @@ class Reader:
             ModelError: If it cannot be loaded, or there is no such device.
         """
         torch_device = choose_device(device)  # before anything is downloaded
-        home = find_reader(fetch_folder("reader", name, token=token))
+        home = find_reader(fetch_folder("reader", name))
         record = read_record(home)
         check_reads_any(record)
         source = find_model(str(home))

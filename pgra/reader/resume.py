@@ -135,7 +135,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint, and delete older ones but the best; all processes call it together.
 
-    `updates` are the optimizer and the schedule of a `pgra.reader.train.Trainable`, by name.
+    `updates` are the optimizer and the schedule, by name.
     """
     device = trainable.module.device
     random = {"cpu": torch.get_rng_state()}

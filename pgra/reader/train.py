@@ -10,13 +10,11 @@ evidence.
 
 import logging
 import math
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -37,6 +35,7 @@ from pgra.parallel import Worker, gather
 from pgra.progress import Bar
 from pgra.reader.arguments import TrainingArguments
 from pgra.reader.fid import IGNORED, FusionReader
+from pgra.reader.predict import Collate, T5Classifier
 from pgra.reader.resume import (
     Progress,
     Stopper,
@@ -49,44 +48,27 @@ from pgra.run_folder import LOSSES_FILE
 
 logger = logging.getLogger(__name__)
 
-Collate = Callable[[Sequence[Any]], dict[str, Any]]  # rows to the arguments of a forward pass
 _CHUNK = (
     50  # steps copied from the device at once, and at most so many are lost if the loss becomes NaN
 )
 
 
-@dataclass(frozen=True)
-class Trainable(ABC):
-    """A module to train in place, and the tokenizer that each checkpoint gets."""
-
-    module: FusionReader
-    tokenizer: Any
-
-    @abstractmethod
-    def collator(self, device: torch.device) -> Collate:
-        """Return a function that makes a batch of rows."""
-
-    def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
-        """Return AdamW, which decays all weights but norms and biases."""
-        assert arguments.learning_rate is not None  # the method chose it
-        weights: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, weight in self.module.named_parameters():
-            if weight.requires_grad:
-                weights["bias" not in name and "norm" not in name.lower()].append(weight)
-        return torch.optim.AdamW(
-            [
-                {"params": weights[True], "weight_decay": arguments.weight_decay},
-                {"params": weights[False], "weight_decay": 0.0},
-            ],
-            lr=arguments.learning_rate,
-            eps=arguments.adam_epsilon,
-            fused=True,
-        )
-
-    def save(self, folder: Path) -> None:
-        """Write a plain model folder with its tokenizer."""
-        self.module.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+def make_optimizer(module: FusionReader, arguments: TrainingArguments) -> torch.optim.Optimizer:
+    """Return AdamW, which decays all weights but norms and biases."""
+    assert arguments.learning_rate is not None  # the method chose it
+    weights: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            weights["bias" not in name and "norm" not in name.lower()].append(weight)
+    return torch.optim.AdamW(
+        [
+            {"params": weights[True], "weight_decay": arguments.weight_decay},
+            {"params": weights[False], "weight_decay": 0.0},
+        ],
+        lr=arguments.learning_rate,
+        eps=arguments.adam_epsilon,
+        fused=True,
+    )
 
 
 def uses_bf16(arguments: TrainingArguments, device: torch.device) -> bool:
@@ -99,33 +81,19 @@ def uses_bf16(arguments: TrainingArguments, device: torch.device) -> bool:
     return has_bf16 if arguments.bf16 is None else arguments.bf16
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """The outcome of a training: the best model's folder, and numbers over all its resumed parts.
-
-    `best_step` is that of the best measurement on the dev set, None without measurements;
-    `train_loss` the mean over all steps, NaN without any; `seconds` only of this call.
-    """
-
-    folder: Path
-    steps: int
-    best_step: int | None
-    best_metric: float | None
-    train_loss: float
-    seconds: float
-
-
 def fit(
-    trainable: Trainable,
+    trainable: T5Classifier,
     rows: Any,
     arguments: TrainingArguments,
     context: Context,
     *,
     folder: Path,
-    evaluate: Callable[[], Mapping[str, float]] | None = None,
-    metric: str = "",
-) -> TrainResult:
+    evaluate: Callable[[], Mapping[str, float]],
+    metric: str,
+) -> Progress:
     """Train a model, resuming where an earlier call was stopped, and write it.
+
+    What is returned is of all its resumed parts.
 
     Args:
         trainable: Trained in place; holds the best weights afterwards, or the last where nothing
@@ -134,8 +102,7 @@ def fit(
         arguments: With `max_steps` 0 the model is written as it is.
         context: The device, and the processes that train together.
         folder: Where the main process writes the finished model.
-        evaluate: Measures the model as it is on the dev set, never on the test set; None where
-            `eval_steps` is 0.
+        evaluate: Measures the model as it is on the dev set, never on the test set.
         metric: Which of the measures chooses the checkpoint, the highest value.
 
     Raises:
@@ -144,7 +111,6 @@ def fit(
         ModelError: If the loss or a weight stops being a number.
         Stopped: If a signal or the time limit asked for it; the same call then resumes.
     """
-    start = time.monotonic()
     worker = context.worker
     module = trainable.module
     device = choose_device(context.device)
@@ -159,7 +125,7 @@ def fit(
     set_seed(arguments.seed)
     module.is_half = uses_bf16(arguments, device)
     model = _distribute(module.to(device).train(), arguments, worker)
-    optimizer = trainable.optimizer(arguments)
+    optimizer = make_optimizer(module, arguments)
     schedule = get_scheduler(
         arguments.lr_scheduler_type, optimizer, arguments.warmup_steps, num_steps
     )
@@ -217,7 +183,7 @@ def fit(
                 # What is due after it: log, measure, save, stop.
                 step = progress.step
                 code = stopper.stop_code(has_more=step < num_steps)
-                is_measured = evaluate is not None and _is_due(step, arguments.eval_steps)
+                is_measured = _is_due(step, arguments.eval_steps)
                 is_end = step == num_steps and bool(arguments.save_steps)
                 is_saved = bool(code) or is_end or _is_due(step, arguments.save_steps)
                 if is_measured or is_saved:
@@ -225,11 +191,11 @@ def fit(
                     check_weights(module, step)
                 if step % arguments.logging_steps == 0:
                     losses.flush()
-                    mean = _mean(progress.losses[-arguments.logging_steps :])
+                    mean = fmean(progress.losses[-arguments.logging_steps :])
                     values = {"loss": mean, "grad_norm": float(norm)}
                     log({**values, "learning_rate": rate, "epoch": step / epoch_steps})
                     bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
-                if is_measured and evaluate is not None:
+                if is_measured:
                     measured = evaluate()
                     progress.keep_best(measured[metric])
                     log({f"dev_{name}": value for name, value in measured.items()})
@@ -251,22 +217,11 @@ def fit(
         context.barrier()
         if code := stopper.stop_code(has_more=False):
             raise stopped(code, "after training")
-    return TrainResult(
-        folder=folder,
-        steps=progress.step,
-        best_step=progress.best_step,
-        best_metric=progress.best_value,
-        train_loss=_mean(progress.losses),
-        seconds=time.monotonic() - start,
-    )
+    return progress
 
 
 def _is_due(step: int, every: int | None) -> bool:
     return bool(every) and step % int(every or 1) == 0
-
-
-def _mean(losses: Sequence[float]) -> float:
-    return math.fsum(losses) / len(losses) if losses else math.nan
 
 
 def _distribute(module: FusionReader, arguments: TrainingArguments, worker: Worker) -> Any:

@@ -46,14 +46,19 @@ def column_stats(values: Vectors) -> Vectors:
     return np.stack([mean, np.where(varies, spread, 1)]).astype(np.float32)
 
 
+def standardize(values: Vectors, stats: Vectors) -> Vectors:
+    """Return values (n, D) less the mean of each column, over its spread; see `column_stats`."""
+    standard: Vectors = (values - stats[0]) / stats[1]
+    return standard
+
+
 def affine(values: Vectors, weights: Vectors) -> Vectors:
     """Return W v + b for each value, (n, C), with weights (C, D + 1) whose last column is b.
 
     The last digits do not depend on the number of values, as a matrix product's do.
     """
     products = [np.vecdot(values, row) for row in weights[:, :-1]]
-    logits: Vectors = np.stack(products, axis=1) + weights[:, -1]
-    return logits
+    return np.stack(products, axis=1) + weights[:, -1]
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def fit_head(
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty."""
     stats = column_stats(states)
     # The fit lies in the space of the examples: as many columns as there are examples are enough.
-    values = ((states - stats[0]) / stats[1]).astype(np.float64)
+    values = standardize(states, stats).astype(np.float64)
     _, _, basis = np.linalg.svd(values, full_matrices=False)
     reduced = values @ basis.T
     paths = [
@@ -143,8 +148,7 @@ class LabelModel:
         `folds` (n,) name the fold whose heads have not seen a text; None: those of all examples.
         """
         views = self.views(states, folds)
-        scores: Scores = log_softmax(np.tensordot(self.join, views, axes=1) + self.shift)
-        return scores
+        return log_softmax(np.tensordot(self.join, views, axes=1) + self.shift)
 
     def views(self, states: Vectors, folds: Targets | None = None) -> Scores:
         """Return the log-probabilities of each view, (V, n, C)."""
@@ -162,8 +166,7 @@ class LabelModel:
         views += heads[self.num_depths :]
         if opinion is not None:
             views.append(opinion)
-        logs: Scores = np.log(np.maximum(views, _LEAST_CHANCE)).astype(np.float32)
-        return logs
+        return np.log(np.maximum(views, _LEAST_CHANCE)).astype(np.float32)
 
     def opinion(self, states: Vectors) -> Vectors:
         """Return the LM's logits of the label words, (n, C)."""
@@ -178,7 +181,7 @@ class LabelModel:
         if not has_head.any():
             return np.full((len(states), len(has_head)), 1 / len(has_head), np.float32)
         columns = block_columns(self.widths, block)
-        values = (states[:, columns] - self.stats[0, columns]) / self.stats[1, columns]
+        values = standardize(states[:, columns], self.stats[:, columns])
         logits = np.empty((len(states), len(has_head)), np.float32)
         for fold in np.unique(folds):
             weights = np.column_stack([self.weights[fold][:, columns], self.biases[fold, block]])

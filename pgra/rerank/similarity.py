@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from pgra.arrays import Rows, Vectors
+from pgra.arrays import Rows, Vectors, unit
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.errors import ConfigError
@@ -35,15 +35,8 @@ from pgra.lm.prefix import PromptedEncoder, StateColumns
 from pgra.rerank.arguments import AUTO, FitData
 from pgra.rerank.bank import Bank
 from pgra.rerank.base import query_key, query_keys
-from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax
+from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax, standardize
 from pgra.types import MISSING_ROW, Example, Json
-
-
-def unit(values: Vectors) -> Vectors:
-    """Return values (n, D) over their lengths; those of length 0 stay."""
-    lengths: Vectors = np.linalg.norm(values, axis=1, keepdims=True).astype(np.float32)
-    lengths[lengths == 0] = 1
-    return values / lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,24 +87,20 @@ class Similarity:
 
     def of_passages(self, states: Vectors) -> Vectors:
         """Return passages' states (n, H) as they are compared with queries, (n, D)."""
-        return self.change(states, None)
+        return states
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
         """Return queries' states (n, H) as they are compared with passages, (n, D).
 
         `keys` (n,), of `query_key`, identify the queries that `fit` saw.
         """
-        return self.change(states, None)
-
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
-        """Change states of either kind, (n, D); `stats` is what a fitted one has of that kind."""
-        return states
+        return self.of_passages(states)
 
 
 class Cosine(Similarity):
     """States of length 1."""
 
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
+    def of_passages(self, states: Vectors) -> Vectors:
         return unit(states)
 
 
@@ -130,22 +119,20 @@ class Whitened(Similarity):
         return cls(passages=column_stats(sample.passages), queries=column_stats(sample.queries))
 
     def of_passages(self, states: Vectors) -> Vectors:
-        return self.change(states, self.passages)
+        return standardize(states, self.passages)
 
     def of_queries(self, states: Vectors, keys: Rows) -> Vectors:  # noqa: ARG002
-        return self.change(states, self.queries)
-
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:
-        assert stats is not None
-        standard: Vectors = (states - stats[0]) / stats[1]
-        return standard
+        return standardize(states, self.queries)
 
 
 class WhitenedCosine(Whitened):
     """The same, of length 1."""
 
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:
-        return unit(super().change(states, stats))
+    def of_passages(self, states: Vectors) -> Vectors:
+        return unit(super().of_passages(states))
+
+    def of_queries(self, states: Vectors, keys: Rows) -> Vectors:
+        return unit(super().of_queries(states, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +149,7 @@ class Calibrated(Similarity):
     def fit(cls, sample: Sample) -> Self:
         return cls(mean=sample.queries.mean(axis=0, dtype=np.float64).astype(np.float32))
 
-    def change(self, states: Vectors, stats: Vectors | None) -> Vectors:  # noqa: ARG002
+    def of_passages(self, states: Vectors) -> Vectors:
         return unit(states - self.mean)
 
 

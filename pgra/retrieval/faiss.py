@@ -259,16 +259,16 @@ _LAST_VALUE = 1024
 
 def measure_recall(index: FaissIndex, queries: Vectors, neighbors: Rows) -> float:
     """Return the share of the true neighbors (n, K) that an index finds among as many."""
+    import faiss
+
     hits = index.search(queries, neighbors.shape[1]).rows
-    lines = zip(neighbors, hits, strict=True)
-    num_true = sum(np.count_nonzero(np.isin(true, ours)) for true, ours in lines)
-    return round(num_true / neighbors.size, 4)
+    return round(faiss.eval_intersection(neighbors, hits) / neighbors.size, 4)
 
 
 def _draw_rows(num_rows: int, size: int) -> Rows:
     """Draw up to so many rows, rising."""
     rng = np.random.default_rng(_SEED)
-    return np.sort(rng.choice(num_rows, size=min(size, num_rows), replace=False)).astype(np.int64)
+    return np.sort(rng.choice(num_rows, size=min(size, num_rows), replace=False))
 
 
 def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:

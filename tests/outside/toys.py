@@ -95,8 +95,7 @@ class LastFirst(Selector):
 class Halves(Similarity):
     """Compares the first half of two states."""
 
-    def change(self, states, stats):
-        del stats
+    def of_passages(self, states):
         return states[:, : states.shape[1] // 2]
 
 

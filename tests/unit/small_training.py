@@ -96,7 +96,7 @@ def train(
         decided = decide(inputs.example_ids, scores, VERBALIZER.labels)
         return measure(inputs.labels, [prediction.label for prediction in decided])
 
-    result = fit(
+    progress = fit(
         classifier,
         tokens(t5_dir, rows or make_inputs(18)),
         arguments,
@@ -105,7 +105,7 @@ def train(
         evaluate=evaluate,
         metric="accuracy",
     )
-    return reader, result
+    return reader, progress
 
 
 def set_dropout(reader, rate):

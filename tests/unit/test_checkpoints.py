@@ -18,12 +18,12 @@ def run(t5_dir, tmp_path_factory):
     """A finished run with two checkpoints: the better, and the last."""
     folder = tmp_path_factory.mktemp("run")
     values = iter([0.9, 0.5])
-    reader, result = train(
+    reader, _ = train(
         t5_dir,
         make_arguments(folder),
         measure=lambda labels, predictions: {"accuracy": next(values)},
     )
-    for kept in ("checkpoint-3", result.folder.name):
+    for kept in ("checkpoint-3", "reader"):
         weights = AutoModelForSeq2SeqLM.from_pretrained(folder / kept).state_dict()
         assert all(torch.equal(weights[n], w) for n, w in reader.model.state_dict().items())
     return folder
@@ -53,8 +53,8 @@ def test_no_flipped_bit_of_a_checkpoint_is_gone_on_from(run, name, place, bit):
 
 def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_dir, run):
     # The folder was moved: the best is found beside the last.
-    _, result = train(t5_dir, make_arguments(copy))
-    assert (result.best_step, result.best_metric) == (3, 0.9)
+    _, progress = train(t5_dir, make_arguments(copy))
+    assert (progress.best_step, progress.best_value) == (3, 0.9)
     assert run_files(copy) == run_files(run)
     shutil.rmtree(copy / "checkpoint-3")
     with pytest.raises(ArtifactError, match="checkpoint-3"):

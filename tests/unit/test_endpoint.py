@@ -42,17 +42,13 @@ def server():
 @pytest.fixture
 def open_at(tmp_path):
     """Open LMs behind an address."""
-    opened = []
 
     def open_one(url, lm="openai:toy", **options):
         named = {"lm_window": 65, "endpoint": "completions", **options}
         args = CompleterArguments(lm=lm, base_url=url, **named)
-        opened.append(open_lm(args, Context(artifacts=tmp_path)))
-        return opened[-1]
+        return open_lm(args, Context(artifacts=tmp_path))
 
-    yield open_one
-    for lm in opened:
-        lm.close()
+    return open_one
 
 
 def complete(lm, prompts=PROMPTS):

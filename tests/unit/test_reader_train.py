@@ -34,30 +34,30 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
         return {"accuracy": values[-1]}
 
     arguments = make_arguments(run, max_steps=30, eval_steps=10)
-    reader, result = train(t5_dir, arguments, measure=measure)
+    reader, progress = train(t5_dir, arguments, measure=measure)
     found = losses(run)
-    assert len(found) == result.steps == 30
+    assert len(found) == progress.step == 30
     assert sum(found[-5:]) < 0.6 * sum(found[:5])
     measured = dict(zip((10, 20, 30), values, strict=True))
-    assert result.best_metric == max(measured.values()) == measured[result.best_step]
-    assert result.folder == run / "reader"
-    plain = AutoModelForSeq2SeqLM.from_pretrained(result.folder)
+    assert progress.best_value == max(measured.values()) == measured[progress.best_step]
+    plain = AutoModelForSeq2SeqLM.from_pretrained(run / "reader")
     again = FusionReader(plain).eval()
-    tokenizer = AutoTokenizer.from_pretrained(result.folder)
+    tokenizer = AutoTokenizer.from_pretrained(run / "reader")
     dev = tokens(t5_dir, make_inputs(7, name="dev"))
     found = T5Classifier(again, tokenizer, VERBALIZER).predict(dev)
     assert found == classifier_of(reader, t5_dir).predict(dev)
-    assert accuracy(dev.labels, [p.label for p in found]) == {"accuracy": result.best_metric}
+    assert accuracy(dev.labels, [p.label for p in found]) == {"accuracy": progress.best_value}
 
 
 def test_no_step_leaves_the_reader_as_it_is(t5_dir, tmp_path):
     before = FusionReader.from_source(find_model(str(t5_dir))).state_dict()
     for steps in (0, 1):
-        _, result = train(t5_dir, make_arguments(tmp_path / str(steps), max_steps=steps))
-        written = FusionReader.from_source(find_model(str(result.folder))).state_dict()
+        run = tmp_path / str(steps)
+        _, progress = train(t5_dir, make_arguments(run, max_steps=steps))
+        written = FusionReader.from_source(find_model(str(run / "reader"))).state_dict()
         assert all(torch.equal(written[n], w) for n, w in before.items()) == (steps == 0)
-        assert (result.steps, result.best_step) == (steps, steps or None)
-        assert len(losses(tmp_path / str(steps))) == steps
+        assert (progress.step, progress.best_step) == (steps, steps or None)
+        assert len(losses(run)) == steps
     assert last_checkpoint(tmp_path / "0") is None
 
 
