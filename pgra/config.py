@@ -386,9 +386,9 @@ def parse_sections(
 ) -> dict[str, Any]:
     """Read dataclasses from a command line; return one of each by its name.
 
-    `find` returns them by name, given the values; it may look at those of `CHOOSING`. Of `defaults` the last win.
-    `others` are arguments of other methods, which are ignored. The arguments in `unused`
-    are left out.
+    `find` returns them by name, given the values; it may look at those of `CHOOSING`. Of `defaults`
+    the last win. `others` are arguments of other methods, which are ignored. The arguments in
+    `unused` are left out.
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.

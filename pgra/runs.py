@@ -528,9 +528,7 @@ def measure_run(
     method.context.barrier()
 
 
-def _nothing_learnt(
-    method: Method, decided: Decisions, training: Mapping[str, Any]
-) -> list[str]:
+def _nothing_learnt(method: Method, decided: Decisions, training: Mapping[str, Any]) -> list[str]:
     """Return notes where all answers are one or wrong, or one label alone would do as well."""
     data = method.data
     metric = data.metric

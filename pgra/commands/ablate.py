@@ -126,19 +126,14 @@ def _show_results(
 ) -> int:
     """Show results and failures (reasons by run); return 1 if a run or the table failed."""
     from pgra.commands.report import main as report
-    from pgra.commands.worth import consistency
 
     code = 1 if failures else 0
-    tables = [(report, [str(root)])] if done else []
-    if done and grid.show == "consistency":
-        folder = str(root / "consistency")
-        tables.append((consistency, ["--runs", str(root), "--output_dir", folder]))
-    for command, words in tables:
-        try:
-            command(words)
-        except PgraError as error:  # runs that it cannot put into one table stay where they are
-            common.say(f"no table: {error}")
-            code = 1
+    try:
+        if done:
+            report([str(root)])
+    except PgraError as error:  # runs that it cannot put into one table stay where they are
+        common.say(f"no table: {error}")
+        code = 1
     if grid.show in ("seconds", "dev"):
         common.say(_describe_seconds(done) if grid.show == "seconds" else _describe_best(done))
     for name, reason in failures.items():

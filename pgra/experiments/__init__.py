@@ -1,1 +1,1 @@
-"""Studies: grids of runs, what evidence is worth, what a run has yet to read, label consistency."""
+"""Studies: grids of runs, what evidence is worth, what a run has yet to read."""

@@ -70,8 +70,7 @@ class Grid:
 
     Attributes:
         share: Whether points reuse each other's products.
-        show: Below the table: "seconds" of each stage, "dev" (the best point on the dev set), or
-            the "consistency" of the evidence, labelled by the task's plain run.
+        show: Below the table: "seconds" of each stage, or "dev" (the best point on the dev set).
     """
 
     name: str = ""

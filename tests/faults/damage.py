@@ -16,7 +16,7 @@ from world import BESIDE, JOBS, Ended, Job, World, differing, seen
 KINDS = ("flip", "cut", "empty", "swap", "delete")
 STATE = (
     *("index", "bm25", "train", "plain", "rag", "icl", "predict", "memory", "search memory"),
-    *("ablate", "consistency", *BESIDE),
+    *("ablate", *BESIDE),
 )
 READERS: Mapping[str, Job] = {
     "search": Job("search 'film town' $index"),
@@ -41,7 +41,6 @@ READERS: Mapping[str, Job] = {
     "search memory": JOBS["search memory"],
     "list": Job("memory list"),
     "search bm25": Job("search 'film town' --corpus corpus.txt --retriever bm25"),
-    "consistency": JOBS["consistency"],
 }
 # Which of them read a file, by the first pattern that fits.
 READ_BY: Mapping[str, tuple[str, ...]] = {
@@ -60,8 +59,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "runs/stopped/*": ("go on",),
     "runs/icl/*": ("report", "icl again"),
     "runs/grid/*": ("ablate", "grid report"),
-    "labels/pseudo_labels/*": ("consistency",),
-    "labels/*": ("consistency",),
     "memory.sqlite*": ("search memory", "list"),
 }
 MAY_END_WITH_1 = ("verify", "ablate")

@@ -300,10 +300,6 @@ JOBS: Mapping[str, Job] = {
         "search $stages --num_evidence 2 --queries queries.jsonl --trec found.trec", ["index"]
     ),
     "report": Job("report runs/pgra runs/plain --output table.md", ["train", "plain"]),
-    "consistency": Job(
-        "worth runs/pgra --labeler runs/plain --output_dir labels --device cpu",
-        ["train", "plain"],
-    ),
     "ablate": Job(
         "ablate grid.yaml $data $steps --encoder ../models/encoder --corpus corpus.txt "
         "--lm ../models/lm --num_candidates 6 --seeds 1 --output_dir runs/grid"

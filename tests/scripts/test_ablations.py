@@ -17,6 +17,7 @@ from conftest import SENTENCES, write_jsonl
 from scripted import ROOT, call, read_json
 from tiny_models import build_encoder, build_lm
 
+from ablations.label_consistency import main as measure
 from pgra.cli import main
 from pgra.commands.ablate import main as ablate_main
 from pgra.commands.report import main as report_main
@@ -150,7 +151,9 @@ def check_grid(name, called, folder):
     assert len(rows) == len(runs), "a row for each point"
     assert header.endswith(" (paper)") == (name in OF_THE_PAPER)
     if name in ("opt_size", "label_consistency"):
-        lines = (folder / "consistency" / "consistency.csv").read_text().splitlines()
+        labels = folder.parent / "labels"
+        assert measure([str(folder), "--output_dir", str(labels)]) == 0
+        lines = (labels / "consistency.csv").read_text().splitlines()
         assert [row["queries"] for row in csv.DictReader(lines)] == ["4", "4"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgra.experiments.consistency import measure_consistency, score_table
+from ablations.label_consistency import measure_consistency, score_table
 
 PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}
 
