@@ -51,7 +51,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("verify", "compare artifacts and runs with their checksums"),
     "lm": ("lm", "cut the later layers off an LM, for an engine"),
     "list": ("list", "list the tasks, and the models and data that come inside packages"),
-    "claims": ("claims", "make true and false claims of a corpus, whose evidence is in it"),
 }
 # Commands that several processes share.
 _SHARED = ("ablate", "demo", "evaluate", "icl", "index", "search", "train")

@@ -1,4 +1,4 @@
-"""True and false claims of a corpus, whose sources stay in it or not: `pgra claims`.
+"""True and false claims of a corpus, whose sources stay in it or not.
 
 A claim is a sentence with one fact, kept (true) or changed (false), and with some other words
 dropped. Only its source shows which it is, so evidence must help.
