@@ -386,9 +386,9 @@ def parse_sections(
 ) -> dict[str, Any]:
     """Read dataclasses from a command line; return one of each by its name.
 
-    `find` returns them by name, given the values; it may look at those of `CHOOSING`. Of `defaults` the last win.
-    `others` are arguments of other methods, which are ignored. The arguments in `unused`
-    are left out.
+    `find` returns them by name, given the values; it may look at those of `CHOOSING`. Of `defaults`
+    the last win. `others` are arguments of other methods, which are ignored. The arguments in
+    `unused` are left out.
 
     Raises:
         ConfigError: On an unknown name, a wrong type or a contradiction.
@@ -543,7 +543,7 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_defaults(
-    layer: Defaults, fields: Mapping[str, Any], others: Collection[str] = ()
+    layer: Defaults, fields: Mapping[str, Any], others: Collection[str]
 ) -> dict[str, Any]:
     """Return a layer's values of `fields`, whose types are given by name.
 

@@ -97,7 +97,9 @@ class TaskData(Splits):
         predictions = decide([example.id for example in self.dev], scores, self.labels)
         return self.measure_dev([prediction.label for prediction in predictions])
 
-    def make_prediction(self, query: Example, label: str, shares: Mapping[str, float]) -> Prediction:
+    def make_prediction(
+        self, query: Example, label: str, shares: Mapping[str, float]
+    ) -> Prediction:
         """Return a query's prediction, with the shares of the task's labels."""
         return Prediction(query.id, label, {name: shares.get(name, 0.0) for name in self.labels})
 
