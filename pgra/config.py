@@ -543,7 +543,7 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_defaults(
-    layer: Defaults, fields: Mapping[str, Any], others: Collection[str] = ()
+    layer: Defaults, fields: Mapping[str, Any], others: Collection[str]
 ) -> dict[str, Any]:
     """Return a layer's values of `fields`, whose types are given by name.
 

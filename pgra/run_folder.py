@@ -78,7 +78,7 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> dict[str
         ArtifactError: If one is damaged, missing, or of another run; it is named.
     """
     metrics = read_object(folder / METRICS_FILE)
-    files = metrics.get("files", {})
+    files = metrics["files"]
     compared = {name: files[name] for name in files if names is None or name in names}
     for name, what in find_damage(folder, compared):
         raise DamageError(f"{folder / name} {what}, by {METRICS_FILE}")

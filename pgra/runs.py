@@ -8,7 +8,7 @@ reads them again later.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
@@ -131,7 +131,7 @@ class Run(RunFolder):
         if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         ready = None if reranker is None else make_ready(reranker)
-        return cls(home, args, _context_of(args, ALONE), reused=True, reranker=ready)
+        return cls(home, args, args.place(ALONE), reused=True, reranker=ready)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def run_all(
     `may_lack_reader` the weights of a finished run may have been deleted.
     """
     first = next(iter(runs.values()))
-    context = _context_of(first, context)
+    context = first.place(context)
     notes = []
     if first[first.output_section].evidence == "auto":
         if reranker is not None:
@@ -562,13 +562,12 @@ def evaluate_run(
     folder: str | Path,
     context: Context = ALONE,
     *,
+    output_dir: str | Path | None,
     changes: Mapping[str, Any] | None = None,
-    output_dir: str | Path | None = None,
 ) -> Run:
     """Measure a finished run again, on its test set or on another file.
 
-    `changes` are arguments, such as {"test_file": ...}. Results go to `output_dir`, by default the
-    run.
+    `changes` are arguments, such as {"test_file": ...}. Results go to `output_dir`; None: the run.
 
     Raises:
         ArtifactError: If there is no finished run, its reader is damaged, or `output_dir` is
@@ -582,7 +581,7 @@ def evaluate_run(
         read_record(run.folder)  # refuses a run that was stopped before its end, or is damaged
     if target != run.folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
-    method = open_method(args, _context_of(args, context))
+    method = open_method(args, args.place(context))
     free = {*changes, *(f"reader.{name}" for name in changes)}
     if target != run.folder:
         free |= {"answers", "test", "candidates/test", "evidence/test"}
@@ -600,11 +599,6 @@ def evaluate_run(
     with lock_run(target, method.context):
         measure_run(method, target, run.training if run.has_reader else {})
     return Run(target, args, method.context)
-
-
-def _context_of(args: RunArguments, context: Context) -> Context:
-    artifacts = Path(args.runtime.artifacts_dir)
-    return replace(context, artifacts=artifacts, device=args.runtime.device)
 
 
 def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
@@ -643,7 +637,7 @@ def _from(start: Path, value: Any) -> Any:
 # Several seeds.
 
 
-def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context = ALONE) -> dict[int, Run]:
+def run_seeds(args: RunArguments, seeds: Sequence[int], context: Context) -> dict[int, Run]:
     """Run once with each of different seeds, and return the runs; finished ones are reused.
 
     The folder's name may hold `{seed}`, else each seed has a folder inside it.

@@ -68,10 +68,13 @@ def main(argv: Sequence[str]) -> int:
     (args,) = parse(main, [ReportArguments], name_leading("--paths", argv))
     from pgra.report.compare import compare_runs, load_reference
     from pgra.report.results import load_collection
-    from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure
+    from pgra.report.tables import TABLE_FORMATS, draw_study, save_figure, worth_table
 
     files = [path for path in args.paths if path.endswith(".json")]
-    worths = [_read_worth(Path(file)) for file in files]
+    worths = []
+    for file in files:
+        with reading(Path(file)):
+            worths.append(worth_table(read_object(Path(file))))
     folders = [Path(path) for path in args.paths if path not in files]
     groups = load_collection(folders) if folders else []
     if args.samples is not None:
@@ -83,10 +86,9 @@ def main(argv: Sequence[str]) -> int:
         choose("ending of --output", Path(name).suffix, (".html", *TABLE_FORMATS, *_FIGURES))
     studies = []
     for group in groups:
-        if group.runs:
-            name = args.reference or group.reference
-            reference = None if name is None else load_reference(name)
-            studies.append(compare_runs(group, baseline=args.baseline, reference=reference))
+        name = args.reference or group.reference
+        reference = None if name is None else load_reference(name)
+        studies.append(compare_runs(group, baseline=args.baseline, reference=reference))
     for path in map(Path, args.output):
         if path.suffix == ".html":
             write_page(path, studies, tables=worths)
@@ -100,13 +102,6 @@ def main(argv: Sequence[str]) -> int:
     if not args.output:
         say(_render(studies, worths, ".txt"))
     return 0
-
-
-def _read_worth(path: Path) -> "Table":
-    from pgra.report.tables import worth_table
-
-    with reading(path):
-        return worth_table(read_object(path))
 
 
 def write_page(

@@ -433,10 +433,7 @@ def agents(argv: Sequence[str]) -> int:
 
 
 def build_mcp(
-    memory: Memory,
-    reranker: "Reranker | None" = None,
-    lm: str = "",
-    decider: "Decider | None" = None,
+    memory: Memory, reranker: "Reranker | None", lm: str, decider: "Decider | None"
 ) -> "MCPServer":
     """Return the server of the SDK."""
     from mcp.server import MCPServer

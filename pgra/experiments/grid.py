@@ -258,8 +258,8 @@ def run_grid(
     make: Callable[[RunArguments], object],
     context: Context,
     *,
-    card: str | None = None,
-    drop_readers: bool = False,
+    card: str | None,
+    drop_readers: bool,
 ) -> dict[str, str]:
     """Make all runs; one that fails does not stop the others. Return why, by the failed run's name.
 

@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from subprocess import PIPE, SubprocessError, run
 from typing import Any
 
@@ -33,7 +32,7 @@ import numpy as np
 from pgra.arrays import Indices, Scores, Values, log_softmax
 from pgra.artifacts import digest
 from pgra.config import choose
-from pgra.context import ALONE, Context
+from pgra.context import ALONE
 from pgra.data.examples import ExampleRows, open_rows, read_split
 from pgra.data.tasks import load_any_task
 from pgra.data.text import copy_key
@@ -175,7 +174,6 @@ class WorthStudy:
         if hasattr(args.reader, "decode"):  # the other way has no probabilities
             args = args.change("reader", decode="verbalizer")
         self.args = args.change("rerank", num_evidence=self.depths[-1])
-        context = Context(artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
         names = {source.get("reranker", named) for source in self.sources.values()}
         reads_lm = any(find_reranker(name).reads_lm for name in names)
         first: dict[str, Any] = {
@@ -184,7 +182,7 @@ class WorthStudy:
         }
         if all(name.startswith(COMMAND) for name in self.sources):
             first["num_evidence"] = 0  # nothing is searched
-        self.method: Any = open_method(take_evidence(self.args, first), context)
+        self.method: Any = open_method(take_evidence(self.args, first), args.place(ALONE))
         data = self.method.data
         pool = data.test if options.questions else data.train
         order = np.random.default_rng(_SEED).permutation(len(pool))

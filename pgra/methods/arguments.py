@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.config import Arguments, Entry, arg, find_class, import_named
+from pgra.context import Context
 from pgra.data.corpus import CorpusArguments
 from pgra.data.examples import DataArguments
 from pgra.errors import ConfigError
@@ -306,6 +307,11 @@ class RunArguments:
     def seed(self) -> int:
         """The run's seed."""
         return int(self[self.output_section].seed)
+
+    def place(self, context: Context) -> Context:
+        """Return a context with the run's device and artifacts."""
+        artifacts = Path(self.runtime.artifacts_dir)
+        return replace(context, artifacts=artifacts, device=self.runtime.device)
 
     def having(self, **sections: Arguments | None) -> "RunArguments":
         """Return these arguments with other sections; None is left out."""

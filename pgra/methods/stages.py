@@ -87,9 +87,7 @@ class Stages(Timed):
         """
         super().__init__()
         self.args = args
-        self.context = replace(
-            context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device
-        )
+        self.context = args.place(context)
         self.prompt = prompt
         self.data = data
         self.reference = reference or FitData(data.train, data.task.prompt_words)
@@ -129,9 +127,7 @@ class Stages(Timed):
         return stages
 
     @classmethod
-    def without_task(
-        cls, args: RunArguments, context: Context, corpus: Corpus | None = None
-    ) -> Self:
+    def without_task(cls, args: RunArguments, context: Context, corpus: Corpus | None) -> Self:
         """Search for texts, ordered by a reranker that reads no prompt; k is at most the corpus.
 
         That is the arguments' if None.

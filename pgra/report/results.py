@@ -381,8 +381,10 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
     runs = []
     for folder in folders.values():
         if (folder / GRID_FILE).is_file():
-            groups.append(load_grid(folder))
-            if not groups[-1].runs:
+            group = load_grid(folder)
+            if group.runs:
+                groups.append(group)
+            else:
                 logger.warning("report: %s has no finished run (yet), and is left out", folder)
         elif (folder / METRICS_FILE).is_file():
             runs += load_measures(folder)
@@ -390,7 +392,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
             logger.warning("report: %s is not measured (yet), and left out", folder)
     if runs:
         groups.append(Group("Results", runs))
-    if not any(group.runs for group in groups):
+    if not groups:
         where = ", ".join(map(str, paths))
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
     return groups

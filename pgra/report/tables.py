@@ -443,10 +443,10 @@ class Sample:
 def render_page(
     title: str,
     studies: Sequence[Study],
-    samples: Sequence[Sample] = (),
+    samples: Sequence[Sample],
     *,
-    tables: Sequence[Table] = (),
-    lead: str = "",
+    tables: Sequence[Table],
+    lead: str,
 ) -> str:
     """Return the page: title, `lead` with its line breaks, tables, studies, samples by task."""
     from jinja2 import Environment, FileSystemLoader
