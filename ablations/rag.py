@@ -222,10 +222,10 @@ def build_pooled(
     queries = fit_queries(examples, tokenizer, layout)
     rows = np.unique(candidates[candidates != MISSING_ROW])
     texts, vectors = read_passages(rows)
-    chunks = encoder.tokenize([example.text for example in examples], is_query=True)
+    chunk = encoder.tokenize([example.text for example in examples], is_query=True)
     return PooledInputs(
         **vars(alone),
-        queries=list(chain.from_iterable(chunk.ids for chunk in chunks)),
+        queries=chunk.ids,
         encoder_pad=encoder.pad_token_id,
         query_tokens=tokenize_parts(queries, tokenizer, is_first=is_first),
         passage_tokens=tokenize_parts(texts, tokenizer, is_first=not is_first),

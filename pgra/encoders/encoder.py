@@ -249,7 +249,7 @@ class Encoder:
         texts = as_texts("texts", texts)
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
 
-        def prepare(start: int) -> list[TokenChunk]:
+        def prepare(start: int) -> TokenChunk:
             return self.tokenize(texts[start : start + _CHUNK], is_query=is_query, first=start)
 
         def keep(start: int, finish: Callable[[], npt.NDArray[Any]]) -> None:
@@ -267,32 +267,28 @@ class Encoder:
 
     def tokenize(
         self, texts: Sequence[str], *, is_query: bool = False, first: int = 0
-    ) -> list[TokenChunk]:
+    ) -> TokenChunk:
         """Tokenise texts for `begin`; another thread may do it ahead, one at a time.
 
         `first` is the number of the first one, for messages.
         """
-        chunks = []
         task = "query" if is_query else "document"
-        for start in range(0, len(texts), _CHUNK):
-            chunk = list(texts[start : start + _CHUNK])
-            features = self.model.preprocess(
-                chunk, prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
-            )
-            encodings = getattr(features, "encodings", None) or ()
-            num_cut = sum(bool(line.overflowing) for line in encodings)
-            features = dict(features)
-            ids: Any = features.pop("input_ids")
-            batches: list[Sequence[int]] = [range(len(chunk))]
-            if isinstance(ids, list):  # else of static embeddings, which need no padding
-                ids = [array("i", line) for line in ids]  # four bytes a token: shards wait
-                lengths = [len(line) for line in ids]
-                batches = [*token_budget_batches(lengths, self._back_off.budget)]
-            chunks.append(TokenChunk(chunk, first + start, ids, features, batches, num_cut))
-        return chunks
+        features = self.model.preprocess(
+            list(texts), prompt=self._prompts[task] or None, task=task, processing_kwargs=_LISTS
+        )
+        encodings = getattr(features, "encodings", None) or ()
+        num_cut = sum(bool(line.overflowing) for line in encodings)
+        features = dict(features)
+        ids: Any = features.pop("input_ids")
+        batches: list[Sequence[int]] = [range(len(texts))]
+        if isinstance(ids, list):  # else of static embeddings, which need no padding
+            ids = [array("i", line) for line in ids]  # four bytes a token: shards wait
+            lengths = [len(line) for line in ids]
+            batches = [*token_budget_batches(lengths, self._back_off.budget)]
+        return TokenChunk(texts, first, ids, features, batches, num_cut)
 
     def begin(
-        self, chunks: Sequence[TokenChunk], *, in_half: bool = False, advance: Advance = int
+        self, chunk: TokenChunk, *, in_half: bool = False, advance: Advance = int
     ) -> Callable[[], npt.NDArray[Any]]:
         """Start encoding tokenised texts; return a function that waits for the vectors.
 
@@ -300,42 +296,30 @@ class Encoder:
         float16, in the order of the texts; both raise ModelError as `encode`, the function also
         where a vector is too large for float16. `in_half` rounds to float16 on the device.
         """
-        num_texts = sum(len(chunk.texts) for chunk in chunks)
-        with packed_for(self.model, _TOKENS * num_texts):
-            waits = [self._launch(chunk, in_half=in_half, advance=advance) for chunk in chunks]
-
-        def finish() -> npt.NDArray[Any]:
-            dtype = np.float16 if in_half else np.float32
-            whole = np.empty((num_texts, self.width), dtype)
-            done = 0
-            for chunk, wait in zip(chunks, waits, strict=True):
-                vectors = wait().numpy()
-                _check_finite(vectors, chunk)
-                whole[done + chunk.order] = vectors
-                done += len(chunk.texts)
-            return whole
-
-        return finish
-
-    @torch.inference_mode()
-    def _launch(
-        self, chunk: TokenChunk, *, in_half: bool, advance: Advance
-    ) -> Callable[[], Tensor]:
-        """Encode a chunk; return a function that waits for its vectors, longest text first."""
-        n = len(chunk.texts)
+        num_texts = len(chunk.texts)
         done = 0
         dtype = torch.float16 if in_half else torch.float32
-        vectors = torch.empty((n, self.width), dtype=dtype, device=self.device)
 
         def size(rows: Sequence[int]) -> int:
             return len(rows) * len(chunk.ids[rows[0]]) if isinstance(chunk.ids, list) else 0
 
-        for rows in chunk.batches:
-            batch = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))  # (B, D)
-            vectors[done : done + len(rows)] = batch
-            done += len(rows)
-            advance(len(rows))
-        return begin_fetch(vectors)
+        with packed_for(self.model, _TOKENS * num_texts), torch.inference_mode():
+            vectors = torch.empty((num_texts, self.width), dtype=dtype, device=self.device)
+            for rows in chunk.batches:
+                batch = torch.cat(self._back_off.run(rows, size, partial(self.embed, chunk)))
+                vectors[done : done + len(rows)] = batch  # (B, D)
+                done += len(rows)
+                advance(len(rows))
+            wait = begin_fetch(vectors)
+
+        def finish() -> npt.NDArray[Any]:
+            by_length = wait().numpy()
+            _check_finite(by_length, chunk)
+            whole = np.empty_like(by_length)
+            whole[chunk.order] = by_length
+            return whole
+
+        return finish
 
     def embed(self, chunk: TokenChunk, rows: Sequence[int]) -> Tensor:
         """Return the vectors (B, D) of a chunk's rows, a batch of it."""

@@ -320,7 +320,8 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> Artifact:
     args = request.args
     corpus = request.corpus
     context = request.context
-    fields = _fields(request, encoder)
+    made_of = {**corpus.fingerprint, **encoder.fingerprint}
+    fields = {**made_of, "factory": args.index_factory, "metric": "ip"}
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
     folder = index_folder(request, name, STAGE, fields)
     if not is_finished(folder):
@@ -332,12 +333,6 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> Artifact:
         if fault and find_fault(folder, STAGE, fields):
             return _build(request, encoder, folder, fields)
         return Artifact(folder, load_manifest(folder), len(corpus))
-
-
-def _fields(request: IndexRequest, encoder: Encoder) -> Fields:
-    """Return what decides an index."""
-    made_of = {**request.corpus.fingerprint, **encoder.fingerprint}
-    return {**made_of, "factory": request.args.index_factory, "metric": "ip"}
 
 
 def _build(request: IndexRequest, encoder: Encoder, folder: Path, fields: Fields) -> Artifact:
@@ -482,11 +477,11 @@ def encode_shards(
     """
     num_cut: dict[Shard, int] = {}
 
-    def prepare(shard: Shard) -> list[TokenChunk]:
+    def prepare(shard: Shard) -> TokenChunk:
         texts = corpus.slice(shard.start, shard.stop)
-        chunks = encoder.tokenize(texts, first=shard.start)
-        num_cut[shard] = sum(chunk.num_cut for chunk in chunks)
-        return chunks
+        chunk = encoder.tokenize(texts, first=shard.start)
+        num_cut[shard] = chunk.num_cut
+        return chunk
 
     def keep(shard: Shard, finish: Callable[[], npt.NDArray[Any]]) -> None:
         write_array(shard.path, finish())
