@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -60,7 +60,7 @@ class Tally:
 class Kind:
     """A kind of fault: what it is done to, and what says what is wrong with a case (None: void)."""
 
-    parts: Iterable[str]
+    parts: Collection[str]
     case: Callable[[str, int], str | None]
 
 
@@ -97,7 +97,7 @@ FAULTS = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the cases that are left, and show what came of all."""
     parser = FlagParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=list(FAULTS), help="kinds of faults")

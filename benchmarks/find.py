@@ -68,7 +68,7 @@ def find_passages(
     corpus = open_corpus(args.corpus, context.artifacts)
     ranks = np.zeros((len(WAYS), len(questions)))  # of the first answer, from 1; 0 for none
     for number, way in enumerate(WAYS):
-        asked = range(len(questions))
+        asked = [*range(len(questions))]
         if number >= len(FIRST_STAGES):
             asked = np.flatnonzero(ranks[: len(FIRST_STAGES)].any(axis=0)).tolist()
         stages = Stages.without_task(read_way(way, args), context, corpus)

@@ -88,14 +88,14 @@ def pack(folder: Path, corpus: str) -> int:
     for name, lender in TOKENIZERS.items():
         load_tokenizer(find_model(lender)).save_pretrained(folder / name)
     counts = {"texts": len(texts), "examples": len(reading.examples)}
-    manifest = write_manifest(
+    write_manifest(
         folder,
         stage=STAGE,
         fingerprint={"corpus": corpus, "tokenizers": dict(TOKENIZERS)},
         counts=counts,
         seconds=time.perf_counter() - begun,
     )
-    size = sum(int(record["bytes"]) for record in manifest.files.values()) / 1e6
+    size = sum(file.stat().st_size for file in folder.rglob("*")) / 1e6
     say(f"{folder}: {len(texts):,} texts, {len(reading.examples)} labelled queries, {size:.1f} MB")
     return 0
 

@@ -256,7 +256,7 @@ def measure_search(bench: Bench) -> None:
         ours = partial(replace(source, device=str(bench.device)).search, queries.cpu().numpy())
         wait_for(bench.device)
         with measured(bench.device) as cost:
-            rows_found = ours(k)[1]
+            rows_found = ours(k).rows
         bench.tell(pgra_first_seconds=cost.seconds)  # the vectors are read from the disk
         seconds = min(_seconds(bench, partial(ours, k)) for _ in range(3))
     exact = vectors.float()
@@ -284,7 +284,7 @@ def _seconds(bench: Bench, work: Callable[[], object]) -> float:
 
 def top_products(queries: Tensor, vectors: Tensor, k: int) -> Tensor:
     """Give each query's best rows as usual: a product and top-k, some queries at once."""
-    blocks = [(block @ vectors.T).topk(k, dim=1).indices for block in queries.split(1024)]
+    blocks = [(block @ vectors.T).topk(k, dim=1).indices for block in torch.split(queries, 1024)]
     return torch.cat(blocks)
 
 

@@ -145,11 +145,11 @@ def read_data(args: argparse.Namespace) -> Data:
     if args.task in GenerationTask.names():
         task = GenerationTask.load(args.task)
         splits = load_splits(task, chosen, is_trained=False)
-        return Data(task.frame, splits.train, splits.test, task.max_new_tokens)
+        return Data(task.frame, list(splits.train), list(splits.test), task.max_new_tokens)
     labelled = Task.load(args.task)
     splits = load_splits(labelled, chosen)
     slots = " ".join(f"{{{name}}}" for name in labelled.inputs)
-    return Data(f"Sentence: {slots} Label:", splits.train, splits.test, 10)
+    return Data(f"Sentence: {slots} Label:", list(splits.train), list(splits.test), 10)
 
 
 def write_prompt(data: Data, exemplars: Sequence[Example], query: Example) -> str:

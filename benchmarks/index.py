@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 
+from pgra.arrays import Vectors
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.data.corpus import CorpusArguments, open_corpus
@@ -32,7 +33,7 @@ from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.retrieval.dense import plan_shards, vector_source
-from pgra.retrieval.faiss import EXACT, Vectors, build_faiss, nearest
+from pgra.retrieval.faiss import EXACT, FaissIndex, build_faiss
 
 BATCHES = (1, 64, 1024)  # of queries
 ENCODE_BATCHES = (16, 32, 64, 128, 256)  # of sentence-transformers, whose own default is 32
@@ -129,6 +130,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     build_faiss(source, EXACT, folder / "ours.faiss")
     built = time.perf_counter() - start
     index = faiss.read_index(str(folder / "ours.faiss"), faiss.IO_FLAG_MMAP_IFC)
+    ours = FaissIndex(index, EXACT, lambda rows: queries[rows])  # it reads no vector again
     raw = faiss.IndexFlatIP(width)
     for block in source.blocks():
         raw.add(block)
@@ -142,7 +144,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
     for size in BATCHES:
         batch = queries[:size]
         ways: dict[str, Callable[[], object]] = {
-            "pgra": partial(nearest, batch, index, args.k),
+            "pgra": partial(ours.search, batch, args.k),
             "tuned": partial(ask_raw, batch, 1),
             "default": partial(ask_raw, batch, default),
         }
@@ -176,7 +178,8 @@ def best_seconds(ways: dict[str, Callable[[], object]], repeats: int) -> dict[st
 def unit(rng: np.random.Generator, rows: int, width: int) -> Vectors:
     """Draw unit vectors."""
     drawn = rng.standard_normal((rows, width), dtype=np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    unit_vectors: Vectors = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return unit_vectors
 
 
 if __name__ == "__main__":

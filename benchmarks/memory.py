@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from measuring import parse_flags, positive, shared_parser, show_figures, write_figures
 
+from pgra.arrays import Vectors
 from pgra.cli import run
 from pgra.errors import ConfigError
 from pgra.memory.log import MemoryEntry
 from pgra.memory.lookup import EditLookup, EncoderLookup, Lookup
 from pgra.memory.memory import Memory
-from pgra.retrieval.faiss import Vectors
 from pgra.types import Json
 
 QUICK_SIZES = (2_000,)
@@ -54,7 +54,8 @@ class RandomEncoder:
         if is_query:
             noise = np.array([draw.normal(size=self.width) for draw in draws], np.float32)
             vectors += _QUESTION_NOISE * noise
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -44,6 +44,7 @@ from measuring import (
 )
 from safetensors.torch import load_model, save_model
 from subjects import open_reader
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from usual import PADDED, Reading, batches, decide_usual, train_usual
 
 from pgra.cli import run
@@ -185,24 +186,6 @@ def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
     return build_inputs(reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout)
 
 
-@dataclass(frozen=True)
-class Timed(T5Classifier):
-    """Notes when each step ended."""
-
-    num_steps: int = 0
-    times: list[float] = field(default_factory=list)
-
-    def optimizer(self, arguments: TrainingArguments) -> torch.optim.Optimizer:
-        optimizer = super().optimizer(arguments)
-        optimizer.register_step_post_hook(lambda *_: self.note())
-        return optimizer
-
-    def note(self) -> None:
-        if len(self.times) in (0, self.num_steps - 1):  # what was before is not counted after
-            wait_for(self.module.device)
-        self.times.append(time.perf_counter())
-
-
 def train_ours(
     reading: Reading,
     depth: int,
@@ -212,7 +195,15 @@ def train_ours(
     """Train by what train.py calls, and keep the weights."""
     reader, tokenizer = open_reader(args.model, device=args.device)
     inputs = tokenize(reading, depth, tokenizer)
-    classifier = Timed(reader, tokenizer, reading.verbalizer, num_steps=args.steps + 1)
+    classifier = T5Classifier(reader, tokenizer, reading.verbalizer)
+    times: list[float] = []
+
+    def note(*_: object) -> None:
+        if len(times) in (0, args.steps):  # what was before is not counted after
+            wait_for(args.device)
+        times.append(time.perf_counter())
+
+    hook = register_optimizer_step_post_hook(note)
     with tempfile.TemporaryDirectory() as folder, measured(args.device) as cost:
         training = TrainingArguments(
             output_dir=folder,
@@ -225,9 +216,18 @@ def train_ours(
             torch_compile=args.torch_compile,
         )
         context = Context(device=args.device.type, progress=False)
-        fit(classifier, inputs, training, context, folder=Path(folder) / "reader")
+        fit(
+            classifier,
+            inputs,
+            training,
+            context,
+            folder=Path(folder) / "reader",
+            evaluate=dict,
+            metric="",
+        )
+    hook.remove()
     save_model(reader.model, str(weights))
-    return replace(cost, seconds=classifier.times[-1] - classifier.times[0])
+    return replace(cost, seconds=times[-1] - times[0])
 
 
 def decide_ours(
@@ -266,7 +266,7 @@ def count_operations(t5: Any, inputs: TokenizedInputs, rows: Sequence[int]) -> f
     crossing = 4.0 * config.num_decoder_layers * config.d_model * config.num_heads * pairs
     head = config.vocab_size * config.d_model
     decoder = 2.0 * (_matrices(t5.decoder.block) + head) * sum(written)
-    return encoder + attention + crossing + decoder
+    return float(encoder + attention + crossing + decoder)
 
 
 def _matrices(module: torch.nn.Module) -> int:
@@ -298,8 +298,8 @@ def summarise(
             figures[f"{title}_{stage}_peak_mib"] = max(cost.peak_mib for cost in costs)
             figures[f"{title}_{stage}_share_of_matrix_rate"] = operations[stage] / seconds / rate
     for stage in ("train", "infer"):
-        rate = f"{stage}_examples_per_second"
-        figures[f"{stage}_speedup"] = figures[f"pgra_{rate}"] / figures[f"usual_{rate}"]
+        unit = f"{stage}_examples_per_second"
+        figures[f"{stage}_speedup"] = figures[f"pgra_{unit}"] / figures[f"usual_{unit}"]
     agreed = [a == b for a, b in zip(usual.decided, ours.decided, strict=True)]
     figures["same_predictions"] = sum(agreed) / len(agreed)
     figures["no_label_written"] = float(usual.decided.count(None))

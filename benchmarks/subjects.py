@@ -158,4 +158,4 @@ def count_operations(config: Any, lengths: Sequence[int], *, behind: int = 0) ->
     head = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     looks = sum(n * behind + n * (n + 1) // 2 for n in lengths)
     attended = 4.0 * config.num_hidden_layers * heads * head * looks
-    return 2.0 * sum(p.numel() for p in inner) * sum(lengths) + attended
+    return float(2.0 * sum(p.numel() for p in inner) * sum(lengths) + attended)

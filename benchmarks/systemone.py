@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             answers.append(answer())
             times[name].append(time.perf_counter() - start)
         for name in QUESTIONS:
-            pairs = [list(found[name]["probabilities"].values()) for found in answers]
-            differences.append(np.abs(np.subtract(*pairs)).max())
+            ours_and_theirs = [list(found[name]["probabilities"].values()) for found in answers]
+            differences.append(np.abs(np.diff(ours_and_theirs, axis=0)).max())
     first = times["pgra"][0]
     pairs = np.array([times["pgra"][1:], times["pipeline"][1:]])  # the first one warms both up
     ratios = pairs[1] / pairs[0]

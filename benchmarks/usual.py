@@ -41,7 +41,7 @@ class Reading:
     labels: Sequence[str]
     template: str
     words: dict[str, str]
-    examples: list[Example]
+    examples: Sequence[Example]
     evidence: list[list[str]]
 
     @property
