@@ -15,6 +15,7 @@ from typing import Self
 
 from pgra.data.corpus import open_corpus
 from pgra.errors import PgraError, one_line
+from pgra.lm.base import DEPTHS
 from pgra.lm.load import find_model, load_config
 from pgra.methods.arguments import RunArguments
 from pgra.methods.base import SPLITS, TaskData
@@ -85,7 +86,7 @@ class Cost:
             if kind.reads_lm:
                 num_texts = min(num_texts, rows) + num_queries
                 if rerank.similarity in _SEVERAL_DEPTHS:
-                    width *= len(rerank.lm_depths)
+                    width *= len(DEPTHS)
             prompt = (rerank.num_exemplars, rerank.exemplars, rerank.exemplar_seed, rerank.lm_layer)
             bank = str((name, args.data.task, args.data.dataset_name, corpus, *prompt))
             cost = (num_texts * width * _HALF, 2.0 * parameters * num_texts * _SENTENCE)
