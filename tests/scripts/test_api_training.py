@@ -53,8 +53,6 @@ def test_it_is_the_run_that_the_command_makes(bench, ours, theirs):
     assert read_json(folder / "run.json") == read_json(theirs / "run.json")
     assert contents(folder)["predictions.jsonl"] == contents(theirs)["predictions.jsonl"]
     assert ours.metrics["value"] == bench.metrics("commands")["value"]
-    assert ours.predictions == bench.predictions("commands")
-    assert ours.training["value"] == read_json(theirs / "training.json")["value"]
     other = make(bench, "seed", seed=2)  # the control
     assert other.predictions != ours.predictions
 
