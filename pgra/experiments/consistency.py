@@ -217,7 +217,7 @@ def open_labeler(folder: Path) -> Labeler:
 
 
 def label_texts(
-    labeler: Labeler, texts: Sequence[str], folder: Path, *, device: str = "auto"
+    labeler: Labeler, texts: Sequence[str], folder: Path, *, device: str
 ) -> dict[str, str]:
     """Label texts by a plain reader; a text fills the task's first input.
 
@@ -252,12 +252,8 @@ def label_texts(
 
 
 def report_consistency(
-    runs: Sequence[Path],
-    output_dir: Path,
-    *,
-    labelers: Sequence[Path] = (),
-    device: str = "auto",
-) -> list[Consistency]:
+    runs: Sequence[Path], output_dir: Path, *, labelers: Sequence[Path], device: str
+) -> None:
     """Label the runs' evidence, measure how consistent it is with the queries, and write both.
 
     Seeds of a reader share their evidence, so of several seeds the lowest is measured.
@@ -268,9 +264,6 @@ def report_consistency(
         labelers: Finished runs of `--num_evidence 0`, one for each task; without any, each task's
             plain run of the lowest seed among `runs`.
         device: Where the labelers read.
-
-    Returns:
-        One for each row with evidence on each task.
 
     Raises:
         ArtifactError: If a folder is not a finished run, or runs of a task cannot be compared.
@@ -311,7 +304,6 @@ def report_consistency(
         tables.append(count_table([run for run in measured if run.task == task]))
     text = "\n\n".join(table.to_markdown() for table in tables)
     write_text(output_dir / TABLES_FILE, text + "\n")
-    return measured
 
 
 def _rows_with_evidence(study: Study) -> dict[Row, FinishedRun]:
