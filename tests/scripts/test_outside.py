@@ -87,8 +87,6 @@ def test_each_is_a_point_of_a_grid(bench):
         pgra("train", "--dry_run", *words_of(bench, *STAGES, **point))
         run = runs / name / "seed-0"
         metrics = read_json(run / "metrics.json")
-        pgra("evaluate", "--run", run)
-        assert read_json(run / "metrics.json")["metrics"] == metrics["metrics"]
         asked = json.loads(pgra("predict", "A warm film.", "--run", run, "--json").out)
         assert len(asked["evidence"]) == bench.flags["num_evidence"]
         assert metrics["metric"] == "toys:positives"
