@@ -575,16 +575,15 @@ def evaluate_run(
     """
     run = RunFolder(Path(folder))
     target = Path(output_dir or folder)
-    changes = changes or {}
-    args = read_arguments(run.folder, changes)
+    args = read_arguments(run.folder, changes or {})
     if args.trains:
         read_record(run.folder)  # refuses a run that was stopped before its end, or is damaged
     if target != run.folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, args.place(context))
-    free = {*changes, *(f"reader.{name}" for name in changes)}
+    free: set[str] = set()
     if target != run.folder:
-        free |= {"answers", "test", "candidates/test", "evidence/test"}
+        free = {"answers", "test", "candidates/test", "evidence/test"}
     _check_same_inputs(run, method, free=free)  # before the long stages
     method.prepare(("test",))
     _check_same_inputs(run, method, free=free)
