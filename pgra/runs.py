@@ -128,7 +128,7 @@ class Run(RunFolder):
         if artifacts_dir is not None:
             changes["artifacts_dir"] = str(artifacts_dir)
         args = read_arguments(home, changes)
-        if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
+        if (home / ARGUMENTS_FILE).is_file() and not RunFolder(home).is_finished:
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         ready = None if reranker is None else make_ready(reranker)
         return cls(home, args, args.place(ALONE), reused=True, reranker=ready)
@@ -622,7 +622,7 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
                 if name in _PATHS or str(value).endswith(".yaml"):
                     section[name] = _from(start, value)
         args = arguments_from(sections, changes)
-    if (folder / METRICS_FILE).is_file():
+    if RunFolder(folder).is_finished:
         read_metrics(folder, DECIDING_FILES)
     return args
 
