@@ -128,7 +128,7 @@ class Run(RunFolder):
         if artifacts_dir is not None:
             changes["artifacts_dir"] = str(artifacts_dir)
         args = read_arguments(home, changes)
-        if (home / ARGUMENTS_FILE).is_file() and not (home / METRICS_FILE).is_file():
+        if (home / ARGUMENTS_FILE).is_file() and not RunFolder(home).is_finished:
             raise ArtifactError(f"{home} holds no finished run (no {METRICS_FILE}): run it again")
         ready = None if reranker is None else make_ready(reranker)
         return cls(home, args, args.place(ALONE), reused=True, reranker=ready)
@@ -575,16 +575,15 @@ def evaluate_run(
     """
     run = RunFolder(Path(folder))
     target = Path(output_dir or folder)
-    changes = changes or {}
-    args = read_arguments(run.folder, changes)
+    args = read_arguments(run.folder, changes or {})
     if args.trains:
         read_record(run.folder)  # refuses a run that was stopped before its end, or is damaged
     if target != run.folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of pgra train itself: choose another --output_dir")
     method = open_method(args, args.place(context))
-    free = {*changes, *(f"reader.{name}" for name in changes)}
+    free: set[str] = set()
     if target != run.folder:
-        free |= {"answers", "test", "candidates/test", "evidence/test"}
+        free = {"answers", "test", "candidates/test", "evidence/test"}
     _check_same_inputs(run, method, free=free)  # before the long stages
     method.prepare(("test",))
     _check_same_inputs(run, method, free=free)
@@ -623,7 +622,7 @@ def read_arguments(folder: Path, changes: Mapping[str, Any]) -> RunArguments:
                 if name in _PATHS or str(value).endswith(".yaml"):
                     section[name] = _from(start, value)
         args = arguments_from(sections, changes)
-    if (folder / METRICS_FILE).is_file():
+    if RunFolder(folder).is_finished:
         read_metrics(folder, DECIDING_FILES)
     return args
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgra.commands import common
+from pgra.commands.common import parse, quiet_libraries, say, show_metrics
 from pgra.config import Arguments, arg
 
 
@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
       pgra evaluate --run runs/sst2-pgra-seed42
       pgra evaluate --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
     """
-    (args,) = common.parse(main, [EvaluateArguments], argv)
-    common.quiet_libraries()
+    (args,) = parse(main, [EvaluateArguments], argv)
+    quiet_libraries()
     from pgra.context import join_context
     from pgra.runs import evaluate_run
 
@@ -40,5 +40,5 @@ def main(argv: Sequence[str]) -> int:
     context = join_context(args.device or "auto")
     run = evaluate_run(args.run, context, changes=changes, output_dir=args.output_dir)
     if context.is_main:
-        common.say(common.show_metrics(run))
+        say(show_metrics(run))
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands import common
+from pgra.commands.common import TextArguments, name_leading, parse, quiet_libraries, say
 from pgra.config import Arguments, arg
 from pgra.data.read import TABLES, check_file, read_lines, read_table
 from pgra.errors import ConfigError, DataError, visible
@@ -53,11 +53,11 @@ def main(argv: Sequence[str]) -> int:
     From Python, with evidence of your own:
       pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
     """
-    words = common.name_leading("--text", argv)
-    texts, args = common.parse(main, [common.TextArguments, PredictArguments], words)
+    words = name_leading("--text", argv)
+    texts, args = parse(main, [TextArguments, PredictArguments], words)
     if bool(texts.text) == bool(args.file):
         raise ConfigError("give texts (pgra predict 'a text' --run RUN) or --file FILE, not both")
-    common.quiet_libraries()
+    quiet_libraries()
     from pgra.report.results import answer_line
     from pgra.runs import Run
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
             blocks.append(json.dumps(row, ensure_ascii=False))
         else:
             blocks.append(show(next(answers), args.num_shown))
-    common.say("\n".join(blocks) if args.json else visible("\n\n".join(blocks)))
+    say("\n".join(blocks) if args.json else visible("\n\n".join(blocks)))
     return 0
 
 

@@ -5,7 +5,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pgra.commands import common
+from pgra.commands.common import (
+    SeriesArguments,
+    given_names,
+    parse_run,
+    quiet_libraries,
+    say,
+    show_metrics,
+    show_seeds,
+)
 from pgra.config import Defaults
 from pgra.context import join_context
 from pgra.errors import ConfigError, check_alone
@@ -43,31 +51,31 @@ def run_method(
     words: Sequence[str], command: Callable[..., int], prog: str, defaults: Mapping[str, Any]
 ) -> int:
     """Run a method, with each of the seeds, and show what was measured."""
-    args, (series,) = common.parse_run(
+    args, (series,) = parse_run(
         command,
         prog,
         words,
-        [common.SeriesArguments],
+        [SeriesArguments],
         defaults=[Defaults(prog, defaults)],
     )
     context = join_context(args.runtime.device)
     from pgra.runs import run, run_seeds
 
-    common.quiet_libraries()
+    quiet_libraries()
     if series.dry_run:
         from pgra.experiments.dry_run import show_plan
 
         check_alone(f"{prog} --dry_run")
-        common.say(show_plan(args))
+        say(show_plan(args))
         return 0
-    if context.is_main and not common.given_names(words) & {"config", "lm", "profile"}:
+    if context.is_main and not given_names(words) & {"config", "lm", "profile"}:
         _ask_for_paper_models(args)
     if series.seeds:
-        report = common.show_seeds(run_seeds(args, series.seeds, context))
+        report = show_seeds(run_seeds(args, series.seeds, context))
     else:
-        report = common.show_metrics(run(args, context))
+        report = show_metrics(run(args, context))
     if context.is_main:
-        common.say(report)
+        say(report)
     return 0
 
 

@@ -28,8 +28,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from pgra import config
 from pgra.artifacts import write_sealed
+from pgra.config import Defaults, config_root, field_names, find_yaml, from_yaml, read_yaml
 from pgra.context import Context
 from pgra.errors import ArtifactError, BusyError, ConfigError, DataError, PgraError, one_line
 from pgra.methods.arguments import RunArguments
@@ -117,26 +117,26 @@ class Grid:
         """The arguments that vary, in the order of the file."""
         return list(dict.fromkeys(chain.from_iterable(point.values for point in self.cells)))
 
-    def under(self, task: str | None, point: Point) -> list[config.Defaults]:
+    def under(self, task: str | None, point: Point) -> list[Defaults]:
         """Return defaults below `--profile` and `--config`; later ones win."""
         base = dict(self.base)
         profile = base.pop(PROFILE, None)
         profile = point.values.get(PROFILE, profile)
-        layers = [config.Defaults(self.origin, base)]
+        layers = [Defaults(self.origin, base)]
         if profile is not None:
-            path = config.find_yaml("profile", "profiles", str(profile))
-            layers.insert(0, config.Defaults(str(path), config.read_yaml(path)))
+            path = find_yaml("profile", "profiles", str(profile))
+            layers.insert(0, Defaults(str(path), read_yaml(path)))
         if task is not None:
-            layers.append(config.Defaults(f"{self.origin}: {task}", self.by_task.get(task, {})))
+            layers.append(Defaults(f"{self.origin}: {task}", self.by_task.get(task, {})))
         return layers
 
-    def over(self, task: str | None, point: Point) -> config.Defaults:
+    def over(self, task: str | None, point: Point) -> Defaults:
         """Return the point's own values, which win against `--profile` and `--config`."""
         values = dict(point.values)
         values.pop(PROFILE, None)
         if task is not None:
             values |= {**point.by_task.get(task, {}), "task": task}
-        return config.Defaults(f"{self.origin}: {point.name}", values, wins=True)
+        return Defaults(f"{self.origin}: {point.name}", values, wins=True)
 
 
 def read_grid(name: str, *, demo: bool = False) -> Grid:
@@ -145,13 +145,13 @@ def read_grid(name: str, *, demo: bool = False) -> Grid:
     Raises:
         ConfigError: On an unknown grid, key or profile, or a value of the wrong kind.
     """
-    path = config.find_yaml("grid", "ablations", name)
+    path = find_yaml("grid", "ablations", name)
     values = _read_layers(path)
     small = values.pop("demo", None) or {}
     if demo:
         values = _merge({**values, "by_task": {}}, small)
     values.setdefault("title", path.stem)
-    grid = config.from_yaml(Grid, path, values, name=path.stem, origin=str(path))
+    grid = from_yaml(Grid, path, values, name=path.stem, origin=str(path))
     if {"seed", "task"} & {*grid.axes}:
         raise ConfigError(f"{path}: seed and task cannot be axes: give --seeds or --tasks")
     return grid
@@ -161,12 +161,12 @@ def _read_layers(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a YAML merged into the one it extends: a path from its folder, or one of ours."""
     if path.resolve() in above:
         raise ConfigError(f"{path} extends itself: name another")
-    values = config.read_yaml(path)
+    values = read_yaml(path)
     below = values.get("extends")
     if below is None:
         return values
     beside = path.parent / f"{below}.yaml"
-    ours = config.config_root() / "ablations" / beside.name
+    ours = config_root() / "ablations" / beside.name
     lower = beside if beside.is_file() else ours
     return _merge(_read_layers(lower, [*above, path.resolve()]), values)
 
@@ -187,7 +187,7 @@ def argument_names(grid: Grid) -> set[str]:
     names: set[str] = set()
     for point in grid.cells:
         sections = find_sections({**grid.base, **point.values})
-        names |= config.field_names(sections.values())
+        names |= field_names(sections.values())
     return names
 
 

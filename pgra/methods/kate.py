@@ -130,7 +130,6 @@ class Kate(Method):
         self.selector = chosen.open(self.pool, self.similarity)
         self.fingerprints |= self.data.fingerprints(("train", "test"))
         if self.icl.decide_by != "vote":
-            self.args["completer"].check_named()
             lm = open_lm(self.args["completer"], self.context)
             self.lm = lm.resolve(self.icl.decide_by) if isinstance(lm, EndpointLM) else lm
             self._fill_in()

@@ -23,7 +23,7 @@ from pgra.artifacts import check_fingerprint
 from pgra.data.answers import AnsweredExample
 from pgra.data.tasks import AnyTask, Task, bare_task, check_slots, load_any_task
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.lm import load
+from pgra.lm.load import ModelSource, choose_device, find_model, load_config, load_tokenizer
 from pgra.methods.arguments import METHODS, RunArguments
 from pgra.methods.base import (
     SPLITS,
@@ -68,7 +68,7 @@ class Pgra(Method):
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
     HAS_OWN_INPUTS: ClassVar[bool] = False  # several an example, which it alone makes
 
-    source: load.ModelSource
+    source: ModelSource
     stages: Stages
     reader: T5Classifier
     calibration = Calibration()
@@ -82,7 +82,7 @@ class Pgra(Method):
         if self.HAS_OWN_INPUTS and self.decode != "verbalizer":
             raise ConfigError(f"decode '{self.decode}' is not for method '{self.args.method}'")
         load_any_task(task_name(self.args))  # refuses a wrong name before models are looked for
-        self.source = load.find_model(self.args.reader.model_name_or_path)
+        self.source = find_model(self.args.reader.model_name_or_path)
         self.read_data()
         self.open_tokenizer()
         self.check()
@@ -90,7 +90,7 @@ class Pgra(Method):
 
     def open_tokenizer(self) -> None:
         """Load the reader's tokenizer; refuse words that it cannot write."""
-        self.tokenizer = load.load_tokenizer(self.source)
+        self.tokenizer = load_tokenizer(self.source)
         self.verbalizer.audit(self.tokenizer, decode=self.decode)
 
     def read_data(self) -> None:
@@ -115,7 +115,7 @@ class Pgra(Method):
         """Fill in what is not given; refuse what cannot be trained on so many examples an epoch."""
         training = self.args.training
         world = self.context.worker.world
-        training.bf16 = uses_bf16(training, load.choose_device(self.context.device))
+        training.bf16 = uses_bf16(training, choose_device(self.context.device))
         num_sharing = training.share_batch(world)
         if num_sharing < world:
             logger.warning(
@@ -126,7 +126,7 @@ class Pgra(Method):
             )
         steps, _ = training.count_steps(num_examples, num_sharing)
         if training.learning_rate is None:
-            width = load.load_config(self.source).hidden_size
+            width = load_config(self.source).hidden_size
             training.learning_rate = default_learning_rate(width, steps)
             logger.info("training: learning rate %g", training.learning_rate)
 
@@ -179,12 +179,12 @@ class Pgra(Method):
 
     def load_module(self, trained: Path | None = None) -> FusionReader:
         """Load the reader that training starts from, or a trained one from its folder."""
-        source = self.source if trained is None else load.find_model(str(trained))
+        source = self.source if trained is None else find_model(str(trained))
         return FusionReader.from_source(source)
 
     def open_reader(self, trained: Path | None = None) -> None:
         """Open the reader that training starts from, or a trained one from its folder."""
-        module = self.load_module(trained).to(load.choose_device(self.context.device))
+        module = self.load_module(trained).to(choose_device(self.context.device))
         if not self.data.labels and trained is None:  # else its folder has it
             module.model.generation_config.max_new_tokens = self.data.task.max_new_tokens
         self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decode)
@@ -371,6 +371,8 @@ class Pgra(Method):
             ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
                 was trained with; the difference is named.
         """
+        if not self.args.trains:
+            return False
         home = find_reader(folder)
         record = read_record(home)
         check_reads_any(record)
@@ -379,7 +381,7 @@ class Pgra(Method):
         self.verbalizer = record.verbalizer
         self.layout = record.layout
         self.calibration = record.calibration
-        self.source = load.find_model(str(home))
+        self.source = find_model(str(home))
         self.open_tokenizer()
         self.open_reader(home)
         self.stages = _open_recorded(home, record, self)
@@ -444,7 +446,7 @@ def _open_recorded(home: Path, record: ReaderRecord, method: Pgra) -> Stages:
     index = fingerprints["index"]
     encoder = index.get("dense", index).get("encoder")
     if encoder:  # by its folder's digest, before an index would be built with it
-        now = load.find_model(args.retriever.encoder).identity
+        now = find_model(args.retriever.encoder).identity
         check(made={"encoder": encoder}, asked={"encoder": now})
     check(made=index, asked=dict(stages.retriever.fingerprint))
     return stages

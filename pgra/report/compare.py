@@ -10,7 +10,16 @@ import numpy as np
 
 from pgra.arrays import Values
 from pgra.config import choose, config_root, read_yaml
-from pgra.report import metrics
+from pgra.report.metrics import (
+    Difference,
+    average_differences,
+    bootstrap,
+    compare_methods,
+    holm,
+    interval_95,
+    t_interval,
+    welch,
+)
 from pgra.report.results import (
     METHOD_ORDER,
     TASK_ORDER,
@@ -117,7 +126,7 @@ class Result:
         """95 %: over seeds by Student's t; of one seed, or of equal ones, over examples."""
         # Seeds that are all equal would have an interval of no width.
         is_spread = max(self.values) - min(self.values) >= _LAST_DIGIT
-        return metrics.t_interval(self.values) if is_spread else self.over_examples
+        return t_interval(self.values) if is_spread else self.over_examples
 
     @property
     def mean(self) -> float:
@@ -142,7 +151,7 @@ class Comparison:
             no seed decides either side.
     """
 
-    gap: metrics.Difference
+    gap: Difference
     p: float
     better: int
     shared: int
@@ -249,10 +258,10 @@ def _average(results: Sequence[Result]) -> Result:
     missing = sorted(set(chain.from_iterable(result.missing for result in results)))
     values = _average_by_seed([result.runs for result in results])
     draws = [
-        metrics.bootstrap([run.outcomes for run in result.runs], seed=number).mean(axis=0)
+        bootstrap([run.outcomes for run in result.runs], seed=number).mean(axis=0)
         for number, result in enumerate(results)
     ]
-    interval = metrics.interval_95(np.mean(draws, axis=0))
+    interval = interval_95(np.mean(draws, axis=0))
     overall = float(np.mean([result.mean for result in results]))
     return Result((), missing, list(values) or [overall], interval)
 
@@ -297,15 +306,15 @@ def _compare_row(
     for task, (ours, theirs) in sides.items():
         seed = tasks.index(task)  # another for each, so that an average adds independent resamples
         outcomes = [run.outcomes for run in ours]
-        gaps.append(metrics.compare_methods(outcomes, [run.outcomes for run in theirs], seed=seed))
-    adjusted = metrics.holm([gap.p for gap in gaps])
+        gaps.append(compare_methods(outcomes, [run.outcomes for run in theirs], seed=seed))
+    adjusted = holm([gap.p for gap in gaps])
     is_seeded = any(runs[0].is_seeded for runs in chain.from_iterable(sides.values()))
     comparisons = {}
     for (task, shared), gap, p in zip(sides.items(), gaps, adjusted, strict=True):
         values = [[run.value for run in runs] for runs in shared]
         comparisons[row, task] = _compare(gap, p, values, is_seeded=is_seeded)
     if average is not None and len(sides) == len(tasks):
-        overall = metrics.average_differences(gaps)
+        overall = average_differences(gaps)
         means = [_average_by_seed(runs) for runs in zip(*sides.values(), strict=True)]
         comparisons[row, average] = _compare(overall, overall.p, means, is_seeded=is_seeded)
     return comparisons
@@ -319,9 +328,7 @@ def _shared(a: Sequence[FinishedRun], b: Sequence[FinishedRun]) -> list[Sequence
     return [side if side[0].is_seeded else side[:1] for side in (a, b)]
 
 
-def _compare(
-    gap: metrics.Difference, p: float, values: Sequence[Any], *, is_seeded: bool
-) -> Comparison:
+def _compare(gap: Difference, p: float, values: Sequence[Any], *, is_seeded: bool) -> Comparison:
     a, b = np.broadcast_arrays(*values)
-    seeds_p = metrics.welch(a, b) if is_seeded else 0.0
+    seeds_p = welch(a, b) if is_seeded else 0.0
     return Comparison(gap, p, int((a > b).sum()), len(a), seeds_p)

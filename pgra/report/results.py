@@ -307,7 +307,7 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[FinishedRun]
             arguments=RunFolder(folder).read_if_there(ARGUMENTS_FILE),
             metrics=metrics,
             outcomes=LabelOutcomes(metrics["metric"], labels, predicted, list(names)),
-            examples=digest([[line["id"], line.get("text"), line["label"]] for line in lines]),
+            examples=digest([[line["id"], line["text"], line["label"]] for line in lines]),
         )
         return _measures_of_texts(run, lines) if "answers" in lines[0] else [run]
 
@@ -386,7 +386,7 @@ def load_collection(paths: Sequence[Path]) -> list[Group]:
                 groups.append(group)
             else:
                 logger.warning("report: %s has no finished run (yet), and is left out", folder)
-        elif (folder / METRICS_FILE).is_file():
+        elif RunFolder(folder).is_finished:
             runs += load_measures(folder)
         else:
             logger.warning("report: %s is not measured (yet), and left out", folder)
@@ -416,7 +416,7 @@ def load_grid(folder: Path) -> Group:
     missing: list[Missing] = []
     for point in grid["points"]:
         for seed, inner in point["seeds"].items():
-            if (folder / inner / METRICS_FILE).is_file():
+            if RunFolder(folder / inner).is_finished:
                 runs += load_measures(folder / inner, name=point["name"])
             else:
                 missing.append(Missing(point["name"], point["task"], int(seed)))

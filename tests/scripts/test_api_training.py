@@ -53,8 +53,6 @@ def test_it_is_the_run_that_the_command_makes(bench, ours, theirs):
     assert read_json(folder / "run.json") == read_json(theirs / "run.json")
     assert contents(folder)["predictions.jsonl"] == contents(theirs)["predictions.jsonl"]
     assert ours.metrics["value"] == bench.metrics("commands")["value"]
-    assert ours.predictions == bench.predictions("commands")
-    assert ours.training["value"] == read_json(theirs / "training.json")["value"]
     other = make(bench, "seed", seed=2)  # the control
     assert other.predictions != ours.predictions
 
@@ -146,7 +144,6 @@ def test_a_pushed_reader_comes_back_by_its_id(ours, hub, tmp_path, monkeypatch):
     reader = pgra.Reader.load("me/name", device="cpu")
     evidence = ["A warm and funny portrait."]
     assert reader(TEXTS[0], evidence) == local(TEXTS[0], evidence)
-    assert reader(TEXTS[0], evidence) == local.predict([TEXTS[0]], [evidence])[0]
     assert reader(TEXTS[0], []) != reader(TEXTS[0], evidence)  # the control
     there, here = contents(fetch_folder("reader", "me/name")), contents(ours.folder / "reader")
     there.pop(".gitattributes", None)

@@ -20,6 +20,7 @@ from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
 from pgra.experiments.costs import Cost
 from pgra.experiments.grid import make_runs, read_grid, write_grid
+from pgra.lm.base import DEPTHS
 from pgra.lm.load import find_model, load_config
 from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.stages import Stages
@@ -202,7 +203,7 @@ def test_a_grids_data_and_models_are_looked_for(write, capsys):
 
 
 def test_costs_count_what_is_shared_once(write, tmp_path):
-    path = write(base={"retriever": "dense", "similarity": "dot"})
+    path = write(base={"retriever": "dense", "similarity": "head"})
     _, runs = runs_of(path, tmp_path / "runs", seeds=(0, 1))
     one = Cost.of([runs[0].args])
     both = Cost.of([run.args for run in runs])
@@ -214,7 +215,7 @@ def test_costs_count_what_is_shared_once(write, tmp_path):
     num_texts = min(rows, num_queries * 8) + num_queries
     assert list(one.indexes.values()) == [rows * encoder.hidden_size * 6]
     ((size, _),) = one.states.values()
-    assert size == num_texts * lm.hidden_size * 2
+    assert size == num_texts * lm.hidden_size * 2 * len(DEPTHS)
     t5 = FusionReader.from_source(find_model(args.reader.model_name_or_path))
     assert one.readers == 4 * t5.model.num_parameters()
     assert one.training == 6 * t5.model.num_parameters() * 4 * 2 * 67

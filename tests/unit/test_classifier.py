@@ -51,7 +51,7 @@ def test_without_an_example_it_is_the_lms_opinion_less_its_mean(lm_dirs):
     assert list(found.classes_) == ["good", "bad"]
 
 
-def test_words_that_begin_alike_are_scored_whole(lm_dirs, tmp_path):
+def test_words_that_begin_alike_are_scored_whole(lm_dirs):
     words = ["very good", "very bad"]
     model, tokenizer = plain_lm(lm_dirs["opt"], with_head=True)
 
@@ -68,9 +68,6 @@ def test_words_that_begin_alike_are_scored_whole(lm_dirs, tmp_path):
     expected = np.exp(log_softmax((scores - scores.mean(axis=0)) / 2))
     np.testing.assert_allclose(found.predict_proba(ASKED), expected, atol=2e-3)
     assert abs(expected - 0.5).max() > 1e-3  # the control: the words differ
-    found.save(tmp_path)
-    again = pgra.Classifier.load(tmp_path, device="cpu")
-    assert again.predict(ASKED).tolist() == found.predict(ASKED).tolist()
 
 
 def test_it_learns_and_a_saved_one_decides_alike(lm_dirs, tmp_path):

@@ -28,13 +28,6 @@ def texts_of(table):
     return [[cell.text for cell in row] for row in table.rows]
 
 
-def test_the_papers_example_five_of_eight_is_62_5_percent():
-    """Section 4.3: a positive input, 5 consistent and 3 inconsistent pieces of evidence."""
-    texts = ["p1", "p2", "p3", "p1", "p2", "n1", "n2", "n1"]
-    assert measure([line(0, "pos", "pos", *texts)]).score == 0.625
-    assert measure([line(0, "neg", "pos", *texts)]).score == 0.375  # the control: the other label
-
-
 def test_score_lines_and_counts_by_hand():
     found = measure()
     assert found.shares.tolist() == [0.75, 0.25, 0.25, 1.0]

@@ -33,7 +33,6 @@ def test_points_are_all_combinations_with_the_axes(write):
     assert grid.cells[1].values == {"num_candidates": 9, "similarity": "cosine"}
     assert grid.cells[1].folder == "k=9-cosine"
     assert grid.axes == ["num_candidates", "similarity"]
-    assert list(grid.seeds) == [0, 1, 2]
     points = [{"name": "BM25", "retriever": "bm25"}, {"retriever": "dense", "pooling": "cls"}]
     path = write(points=points, grid={"method": ["fid"]}, labels={"method": ""})
     names = [point.name for point in read_grid(path).cells]
