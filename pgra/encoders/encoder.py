@@ -178,7 +178,7 @@ class Encoder:
         """
         self.copied: TemporaryFolder | None = None
         if not isinstance(encoder, str | Path):
-            self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
+            self.copied = load.save_loaded(encoder, tokenizer)
             device = str(encoder.device) if device == "auto" else device
             encoder = self.copied.path
         args = PassageEncoderArguments(encoder=str(encoder), **options)

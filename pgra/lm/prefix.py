@@ -413,10 +413,7 @@ class PromptedEncoder:
         return self.lm.share_prefix(self.shared_ids, self._write_probes, self.layers)
 
     def _write_probes(self) -> list[list[int]]:
-        num_cut = self.num_cut
-        prompts = self.tokenize(self._passages(CHECKED))
-        self.num_cut = num_cut
-        return prompts.ids
+        return [ids[: self.limit] for ids in self._tokenize(self._passages(CHECKED))]
 
     def _cut(self, fields: Mapping[str, str], limit: int) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""

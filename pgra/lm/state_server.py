@@ -79,7 +79,7 @@ class StateServer(StateLM):
         self.window = min(self._longest or NO_LIMIT, self.tokenizer.model_max_length)
         self._admitted: tuple[Tokens, Scores] | None = None  # a prompt, and its state
         ours = self.tokenize([PROBE])[0]
-        theirs = self._ask_tokens(PROBE)
+        theirs = self._ask_tokens()
         if theirs not in (None, ours, [*self.lead_ids, *ours]):
             raise ModelError(
                 f"'{name}' is not {args.lm}'s --lm_tokenizer "
@@ -109,9 +109,10 @@ class StateServer(StateLM):
         self._named = served.get("tokenizer_path") or served.get("root")
         self._longest = min(lengths, default=None)
 
-    def _ask_tokens(self, text: str) -> list[int] | None:
-        """Return the server's token ids of a text; None where it does not say."""
-        body = {"model": self._model, "content": text, "prompt": text, "add_special_tokens": False}
+    def _ask_tokens(self) -> list[int] | None:
+        """Return the server's token ids of `PROBE`; None where it does not say."""
+        text = {"content": PROBE, "prompt": PROBE}  # by llama.cpp and by vLLM
+        body = {"model": self._model, "add_special_tokens": False, **text}
         try:
             reply = self._client.ask("/tokenize", body)
         except Declined:

@@ -70,13 +70,12 @@ class Similarity:
     reads_depths: ClassVar[bool] = False
 
     @classmethod
-    def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:
+    def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:  # noqa: ARG003
         """Return what decides a fit beside the draw of training queries, named as `FIT_SETTINGS`.
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
         """
-        del data, examples  # some need them
         return {}
 
     @classmethod
