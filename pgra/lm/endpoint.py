@@ -219,7 +219,7 @@ class EndpointLM(LanguageModel):
         return [[answer.chance for answer in line] for line in answers]
 
     def _question(
-        self, mode: Endpoint, prompt: str, word: str | None = None, **parameters: Json
+        self, mode: Endpoint, prompt: str, word: str | None, **parameters: Json
     ) -> _Question:
         # Beside a word one token is written, and left out: several servers refuse to write none.
         body: dict[str, Json] = {"model": self._model, "temperature": 0, "max_tokens": 1}

@@ -97,7 +97,7 @@ class T5Classifier:
         self,
         inputs: TokenizedInputs,
         work: Callable[[PackedSegments], Tensor],
-        context: Context = ALONE,
+        context: Context,
     ) -> Array:
         """Apply `work` to all inputs, in batches of similar size, without dropout.
 
