@@ -14,12 +14,14 @@ Vectors = npt.NDArray[np.float32]  # (P, D)
 Counts = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
+Masks = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]  # of any type and shape
 
 
-def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def log_softmax(logits: Array) -> Array:
     """Return the logarithm of the softmax of each row, (B, C), in the dtype of the logits."""
     logits = logits - logits.max(axis=1, keepdims=True)
-    chances: npt.NDArray[Any] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    chances: Array = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return chances
 
 

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from pgra.arrays import Array
 from pgra.context import ALONE, Context
 from pgra.errors import ArtifactError, BusyError, DamageError, cut, name_file, reading
 from pgra.types import Fields, Json
@@ -240,7 +240,7 @@ def write_lines(path: Path, values: Sequence[Json]) -> None:
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+def write_array(path: Path, array: Array) -> None:
     # numpy writes to a real file past Python, and a full disk then goes unseen.
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
@@ -248,7 +248,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
         aside.write_bytes(buffer.getbuffer())
 
 
-def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
+def read_array(path: Path, *, is_private: bool = False) -> Array:
     """Memory-map an `.npy` file; a DamageError if it is not whole.
 
     It is read-only or, with `is_private`, copy-on-write: torch warns of read-only arrays.

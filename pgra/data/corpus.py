@@ -352,7 +352,7 @@ def open_corpus(
     return Corpus(folder, args, keeper)
 
 
-def write_passages(passages: Any, folder: Path, corpus_field: str = "text") -> Path:
+def write_passages(passages: Any, folder: Path, corpus_field: str) -> Path:
     """Write texts, or a data set's column `corpus_field`, as a file with one passage a line.
 
     The file's name holds a digest of the texts.

@@ -142,7 +142,7 @@ _KINDS = (
 )
 
 
-def as_rows(name: str, rows: ExampleRows) -> ExampleRows:
+def as_rows(rows: ExampleRows) -> ExampleRows:
     """Return rows that can be read twice: a data set or a file's name, or anything else as a list.
 
     Raises:
@@ -150,7 +150,7 @@ def as_rows(name: str, rows: ExampleRows) -> ExampleRows:
     """
     if isinstance(rows, str | Path) or hasattr(rows, "features"):  # it names its classes
         return rows
-    return as_list(name, rows, _KINDS)
+    return as_list("examples", rows, _KINDS)
 
 
 def open_rows(task: AnyTask, rows: ExampleRows, where: str) -> RawSplit:

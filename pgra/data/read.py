@@ -212,7 +212,7 @@ def clean_text(where: str, name: str, value: object) -> str:
 
 
 def read_label(
-    row: Record, column: str, *, labels: Collection[str] = (), classes: Sequence[str] | None = None
+    row: Record, column: str, *, labels: Collection[str], classes: Sequence[str] | None
 ) -> str:
     """Return a row's label, by its name: of a number its digits.
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from pgra.arrays import Vectors
+from pgra.arrays import Array, Rows, Vectors
 from pgra.artifacts import TemporaryFolder
 from pgra.encoders import PassageEncoderArguments
 from pgra.errors import ConfigError, ModelError
@@ -29,7 +28,7 @@ from pgra.lm.kernels import packed_for
 from pgra.lm.load import ModelSource
 from pgra.parallel import Turn, run_overlapped
 from pgra.progress import Bar
-from pgra.types import Example, Json, as_texts
+from pgra.types import Example, Fields, Json, as_texts
 
 DEFAULT_MAX_TOKENS = 128  # as the paper's code and SimCSE's tool, where a model does not say
 _CHUNK = 8192  # texts tokenised, sorted and moved at once: bounds memory, and sorts well
@@ -138,7 +137,7 @@ class TokenChunk:
     num_cut: int
 
     @property
-    def order(self) -> npt.NDArray[np.int64]:
+    def order(self) -> Rows:
         """The text at each place of all batches, (n,) int64."""
         return np.concatenate([np.asarray(rows, np.int64) for rows in self.batches])
 
@@ -179,7 +178,7 @@ class Encoder:
         """
         self.copied: TemporaryFolder | None = None
         if not isinstance(encoder, str | Path):
-            self.copied = load.save_loaded(encoder, tokenizer, "an encoder")
+            self.copied = load.save_loaded(encoder, tokenizer)
             device = str(encoder.device) if device == "auto" else device
             encoder = self.copied.path
         args = PassageEncoderArguments(encoder=str(encoder), **options)
@@ -230,7 +229,7 @@ class Encoder:
         return self
 
     @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
+    def query_fingerprint(self) -> Fields:
         """All that determines the vectors of queries and passages, besides their texts."""
         if not self.query_prompt:
             return self.fingerprint
@@ -252,7 +251,7 @@ class Encoder:
         def prepare(start: int) -> TokenChunk:
             return self.tokenize(texts[start : start + _CHUNK], is_query=is_query, first=start)
 
-        def keep(start: int, finish: Callable[[], npt.NDArray[Any]]) -> None:
+        def keep(start: int, finish: Callable[[], Array]) -> None:
             vectors[start : start + _CHUNK] = finish()
 
         starts = range(0, len(texts), _CHUNK)
@@ -289,7 +288,7 @@ class Encoder:
 
     def begin(
         self, chunk: TokenChunk, *, in_half: bool = False, advance: Advance = int
-    ) -> Callable[[], npt.NDArray[Any]]:
+    ) -> Callable[[], Array]:
         """Start encoding tokenised texts; return a function that waits for the vectors.
 
         Vectors stay on a GPU until all of a chunk are there. The function returns (n, D) float32 or
@@ -312,7 +311,7 @@ class Encoder:
                 advance(len(rows))
             wait = begin_fetch(vectors)
 
-        def finish() -> npt.NDArray[Any]:
+        def finish() -> Array:
             by_length = wait().numpy()
             _check_finite(by_length, chunk)
             whole = np.empty_like(by_length)
@@ -337,7 +336,7 @@ class Encoder:
         return unit_length(vectors, dim=-1) if self.fingerprint["normalize"] else vectors
 
 
-def _check_finite(vectors: npt.NDArray[Any], chunk: TokenChunk) -> None:
+def _check_finite(vectors: Array, chunk: TokenChunk) -> None:
     is_bad = ~np.isfinite(vectors).all(axis=1)
     if is_bad.any():
         row = int(chunk.order[is_bad].min())

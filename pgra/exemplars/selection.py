@@ -30,7 +30,7 @@ from pgra.exemplars import BM25, SelectionArguments
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.faiss import nearest
 from pgra.retrieval.neighbors import LeakGuard, Neighbors
-from pgra.types import MISSING_ROW, Candidates, Example, Json
+from pgra.types import MISSING_ROW, Candidates, Example, Fields
 
 _ORDER_SEED = 0x0DE5
 Labels = Mapping[int, str | None]  # by row of a pool, in the pool's order
@@ -89,7 +89,7 @@ class PoolSimilarity(ABC):
         return type(self)(self.neighbors, self.metric)
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """Everything that decides how similar two examples are: encoder, pool and metric."""
         return {**self.neighbors.fingerprint, "metric": self.metric}
 
@@ -149,7 +149,7 @@ class WordSimilarity(PoolSimilarity):
         return BM25Retriever.of_texts([example.text for example in self.neighbors.examples])
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         return {**self._index.fingerprint, "metric": self.metric}
 
     def nearest(
@@ -212,7 +212,7 @@ class Selector:
             )
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """Everything that decides the choice, besides pool, queries and similarity."""
         names = ("exemplars", *self.uses)
         return {"num_exemplars": self.count, **{n: getattr(self.args, n) for n in names}}

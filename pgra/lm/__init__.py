@@ -41,7 +41,7 @@ def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
     return EndpointLM(args, answers)
 
 
-def open_state_lm(args: LMArguments, *, device: str = "auto") -> "StateLM":
+def open_state_lm(args: LMArguments, *, device: str) -> "StateLM":
     """Open an LM that gives states and scores, by its name.
 
     Raises:

@@ -4,14 +4,14 @@ Light: no torch. `pgra.lm.state_lm` has the contract of an LM that gives states.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pgra.config import Arguments, arg
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.names import ENDPOINT, REMOTE, find_entry, is_model
 from pgra.prompts import CHATS
-from pgra.types import Json
+from pgra.types import Fields
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 # Shares of the depth whose states a head reads: the mean of their heads is better than the last
@@ -111,6 +111,8 @@ class StateArguments(LMArguments):
 AUTO = "auto"
 CHAT = "chat"
 COMPLETIONS = "completions"
+Tokens = Sequence[int]  # ids, of a text
+Prompts = Sequence[Tokens]
 Advance = Callable[[int], object]  # called with how many more prompts are done, for a progress bar
 
 
@@ -153,7 +155,7 @@ class LanguageModel(ABC):
 
     @property
     @abstractmethod
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """All that its answers depend on, besides the prompt."""
 
     @abstractmethod

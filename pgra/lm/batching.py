@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pgra.arrays import Counts
 from pgra.errors import ModelError
+from pgra.lm.base import Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class BackOff:
         return self.run(batch[:half], size, run) + self.run(batch[half:], size, run)
 
 
-def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
+def pad(texts: Prompts, fill: int = 0) -> tuple[Tensor, Tensor]:
     """Pad token ids on the right: ids (n, L) int64, and a mask (n, L) bool, True on real tokens."""
     lengths = torch.tensor([len(text) for text in texts])
     mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
@@ -181,7 +182,7 @@ _LEAST_SHARED = 32  # fewer tokens are not worth a call of their own
 _LEAST_SHARE = 1 / 4  # of a prompt: less does not pay for batches that are cut smaller
 
 
-def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], list[int]]]:
+def group_by_prefix(prompts: Prompts) -> list[tuple[tuple[int, ...], list[int]]]:
     """Group prompts, none empty, that begin with the same 32 tokens or more.
 
     Returns the shared tokens of each group, and its prompts' rows; each has at least one token

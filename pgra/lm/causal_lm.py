@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pgra.arrays import Scores
 from pgra.lm import kernels
-from pgra.lm.base import Advance, Completion
-from pgra.lm.generate import KVCache, PromptReader, Tokens, join
+from pgra.lm.base import Advance, Completion, Prompts, Tokens
+from pgra.lm.generate import KVCache, PromptReader, join
 from pgra.lm.prefix import SharedPrefix
 from pgra.lm.state_lm import BeginStates
 from pgra.lm.transformers_lm import TransformersLM
@@ -24,21 +24,21 @@ class CausalLM(TransformersLM):
 
     def share_prefix(
         self,
-        ids: Sequence[int],
-        probes: Callable[[], Sequence[Sequence[int]]],
+        ids: Tokens,
+        probes: Callable[[], Prompts],
         layers: Sequence[int] = (),
     ) -> BeginStates:
         """Return a function that starts to read prompts; those that begin with `ids` share it."""
         return SharedPrefix(self, ids, probes, layers).begin
 
-    def states(self, prompts: Sequence[Tokens], *, advance: Advance = int) -> Scores:
+    def states(self, prompts: Prompts, *, advance: Advance = int) -> Scores:
         """Return the state at the last token of each prompt, (n, H) float32; errors of `model`."""
         return self.share_prefix((), list)(prompts, advance)().float().numpy()
 
     def scores(
         self,
-        prompts: Sequence[Tokens],
-        words: Sequence[Sequence[Tokens]],
+        prompts: Prompts,
+        words: Sequence[Prompts],
         *,
         advance: Advance = int,
     ) -> list[list[float]]:
@@ -67,9 +67,7 @@ class CausalLM(TransformersLM):
             raise self.not_finite("for a prompt", "number")
         return scores
 
-    def _score_words(
-        self, cache: KVCache, lines: Sequence[int], words: Sequence[Tokens]
-    ) -> list[float]:
+    def _score_words(self, cache: KVCache, lines: Sequence[int], words: Prompts) -> list[float]:
         """Return the log-probabilities of words, each after the prompt on its line."""
         firsts = cache.logits.log_softmax(dim=1)[lines, [word[0] for word in words]]
         chances: list[float] = firsts.tolist()

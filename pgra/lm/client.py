@@ -8,13 +8,13 @@ import contextlib
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar
 
 from pgra.errors import ConfigError, ModelError, cut
 from pgra.lm.names import REMOTE
-from pgra.types import Json
+from pgra.types import Fields
 
 KEY = "OPENAI_API_KEY"
 _DECLINED = (400, 403, 404, 405, 415, 422, 501)  # what is asked is not offered here
@@ -98,7 +98,7 @@ class Client:
         )
         weakref.finalize(self.openai, http.close)
 
-    def ask(self, path: str, body: Mapping[str, Json] | None = None) -> Any:
+    def ask(self, path: str, body: Fields | None = None) -> Any:
         """Return the reply to GET, or to POST with a body.
 
         Raises:

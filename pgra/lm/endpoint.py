@@ -29,7 +29,7 @@ from pgra.lm.base import (
 from pgra.lm.cache import AnswersCache
 from pgra.lm.client import KEY, Client, Declined, Refused, call_all
 from pgra.lm.names import REMOTE
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Question:
     """One call: its key on disk, what is sent, and the word at its prompt's end that is scored."""
 
     key: str
-    body: Mapping[str, Json]
+    body: Fields
     prompt: str
     word: str | None = None
 
@@ -151,7 +151,7 @@ class EndpointLM(LanguageModel):
         return mode
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """All that its answers depend on, besides the prompt; token counts decide its cut."""
         fields: dict[str, Json] = {
             "lm": f"{REMOTE}{self._model}",
@@ -219,7 +219,7 @@ class EndpointLM(LanguageModel):
         return [[answer.chance for answer in line] for line in answers]
 
     def _question(
-        self, mode: Endpoint, prompt: str, word: str | None = None, **parameters: Json
+        self, mode: Endpoint, prompt: str, word: str | None, **parameters: Json
     ) -> _Question:
         # Beside a word one token is written, and left out: several servers refuse to write none.
         body: dict[str, Json] = {"model": self._model, "temperature": 0, "max_tokens": 1}

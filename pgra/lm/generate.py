@@ -24,11 +24,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pgra.errors import ModelError
 from pgra.lm import batching, kernels
+from pgra.lm.base import Prompts, Tokens
 from pgra.lm.batching import send
 from pgra.lm.load import batch_budget
 from pgra.lm.transformers_lm import TransformersLM, head_logits
-
-Tokens = Sequence[int]
 
 _PROBES = ("The answer is", "Question: who wrote it? The answer is not")
 KEPT_BYTES = 1 << 29  # keys and values on a CPU
@@ -100,7 +99,7 @@ class PromptReader:
         self._shared: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
 
     @torch.inference_mode()
-    def read_batch(self, prompts: Sequence[Tokens], *, start: KVCache | None = None) -> KVCache:
+    def read_batch(self, prompts: Prompts, *, start: KVCache | None = None) -> KVCache:
         """Read R prompts in one call; best those of similar lengths.
 
         With `start`, one prompt that all of these begin with, that is not read again; each has at
@@ -116,7 +115,7 @@ class PromptReader:
         return KVCache(kept_layers(cache, skip + ids.shape[1]), skip + lengths, logits)
 
     @torch.inference_mode()
-    def extend(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
+    def extend(self, cache: KVCache, tokens: Prompts) -> tuple[Tensor, Any]:
         """Run more tokens after R joined prompts; return logits, and a stock cache with all.
 
         Logits are (R, T, V) float32, T the longest list; invalid past the end of a shorter one.
@@ -200,7 +199,7 @@ class PromptReader:
         layers = self.read_batch([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]]).layers
         return most // sum(tensor[0, :, :1].nbytes for tensor in chain.from_iterable(layers))
 
-    def read(self, prompts: Sequence[Tokens]) -> Iterator[tuple[list[int], KVCache]]:
+    def read(self, prompts: Prompts) -> Iterator[tuple[list[int], KVCache]]:
         """Read prompts with the least padding and calls; yield rows of them and their caches.
 
         Raises:
@@ -210,7 +209,7 @@ class PromptReader:
             yield from self._read_group(prompts, rows, shared)
 
     def _read_group(
-        self, prompts: Sequence[Tokens], rows: Sequence[int], shared: tuple[int, ...]
+        self, prompts: Prompts, rows: Sequence[int], shared: tuple[int, ...]
     ) -> Iterator[tuple[list[int], KVCache]]:
         skip = len(shared)
         if skip and shared != self._shared[0]:
@@ -232,9 +231,7 @@ class PromptReader:
             for first in range(0, len(batch), most):
                 yield from self._back_off.run(longest_first[first : first + most], size, run)
 
-    def read_joined(
-        self, prompts: Sequence[Tokens], num_new: int
-    ) -> Iterator[tuple[list[int], KVCache]]:
+    def read_joined(self, prompts: Prompts, num_new: int) -> Iterator[tuple[list[int], KVCache]]:
         """Read and join as many prompts as may be kept with so many new tokens each."""
         rows = list[int]()
         held = list[KVCache]()

@@ -334,11 +334,11 @@ def check_loaded(model: Any, tokenizer: Any, what: str) -> None:
         )
 
 
-def save_loaded(model: Any, tokenizer: Any, what: str) -> store.TemporaryFolder:
-    """Write a loaded model, or a `SentenceTransformer`, to a folder; raises as `check_loaded`."""
+def save_loaded(model: Any, tokenizer: Any) -> store.TemporaryFolder:
+    """Write a loaded encoder, or a `SentenceTransformer`, to a folder; raises as `check_loaded`."""
     folder = store.TemporaryFolder()
     if not type(model).__module__.startswith("sentence_transformers"):
-        check_loaded(model, tokenizer, what)
+        check_loaded(model, tokenizer, "an encoder")
         tokenizer.save_pretrained(str(folder.path))
     model.save_pretrained(str(folder.path))
     return folder

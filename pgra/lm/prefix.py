@@ -20,7 +20,7 @@ from torch import Tensor
 from pgra.arrays import Vectors
 from pgra.errors import ConfigError
 from pgra.lm import batching, kernels, open_state_lm
-from pgra.lm.base import Advance, StateArguments
+from pgra.lm.base import Advance, Prompts, StateArguments, Tokens
 from pgra.lm.batching import begin_fetch
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
@@ -46,8 +46,8 @@ class SharedPrefix:
     def __init__(
         self,
         lm: TransformersLM,
-        ids: Sequence[int],
-        probes: Callable[[], Sequence[Sequence[int]]],
+        ids: Tokens,
+        probes: Callable[[], Prompts],
         layers: Sequence[int] = (),
     ) -> None:
         """Take the shared tokens, perhaps none; `probes` gives prompts to compare ways on.
@@ -60,7 +60,7 @@ class SharedPrefix:
         self._probes = probes
         self._back_off = lm.back_off(batch_budget(lm.args.lm_batch_tokens, lm.device))
 
-    def begin(self, prompts: Sequence[Sequence[int]], advance: Advance) -> Callable[[], Tensor]:
+    def begin(self, prompts: Prompts, advance: Advance) -> Callable[[], Tensor]:
         """Start reading prompts; return a function that waits for their states, on the CPU."""
         lm = self.lm
         skip = len(self.ids)
@@ -84,7 +84,7 @@ class SharedPrefix:
         return lambda: fetch()[places]
 
     def _run_batches(
-        self, prompts: Sequence[Sequence[int]], group: Sequence[int], shared: int
+        self, prompts: Prompts, group: Sequence[int], shared: int
     ) -> Iterator[tuple[list[int], list[Tensor]]]:
         """Run rows in batches; whole prompts may be longer by the prefix that is not shared."""
         spare = len(self.ids) - shared
@@ -125,7 +125,7 @@ class SharedPrefix:
             )
         return self.lm.way
 
-    def run(self, texts: Sequence[Sequence[int]], way: str) -> Tensor:
+    def run(self, texts: Prompts, way: str) -> Tensor:
         """Run texts after the prefix, in one of `WAYS`; best those of similar lengths.
 
         Returns the state at each text's last token, (n, H) in the LM's dtype, on its device.
@@ -160,7 +160,7 @@ class SharedPrefix:
         cache = stock_cache(self._prefix, len(ids))
         return lm.read(ids, positions, ends, self.layers, past_key_values=cache, use_cache=True)
 
-    def find_fault(self, way: str, prompts: Sequence[Sequence[int]]) -> str | None:
+    def find_fault(self, way: str, prompts: Prompts) -> str | None:
         """Return why a way cannot be used; None if it gives the states of a few whole prompts."""
         # Outside: that it does not fit is not a way's fault.
         truth = self.lm.states_of(prompts, self.layers)
@@ -413,10 +413,7 @@ class PromptedEncoder:
         return self.lm.share_prefix(self.shared_ids, self._write_probes, self.layers)
 
     def _write_probes(self) -> list[list[int]]:
-        num_cut = self.num_cut
-        prompts = self.tokenize(self._passages(CHECKED))
-        self.num_cut = num_cut
-        return prompts.ids
+        return [ids[: self.limit] for ids in self._tokenize(self._passages(CHECKED))]
 
     def _cut(self, fields: Mapping[str, str], limit: int) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""

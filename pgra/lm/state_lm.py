@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pgra.arrays import Scores, Vectors
 from pgra.errors import ConfigError, ModelError, show
-from pgra.lm.base import Advance, LanguageModel, LMArguments
+from pgra.lm.base import Advance, LanguageModel, LMArguments, Prompts, Tokens
 from pgra.lm.load import ModelSource
 from pgra.parallel import Turn
 from pgra.prompts import Chat
@@ -20,7 +20,7 @@ _PLAIN_TEXT = "The answer is"  # which every tokenizer knows
 _SHOWN_CHARS = 60  # of a prompt in a message
 
 # Starts to read prompts of token ids; what it returns waits for their states, (n, H) on the CPU.
-BeginStates = Callable[[Sequence[Sequence[int]], Advance], Callable[[], Tensor]]
+BeginStates = Callable[[Prompts, Advance], Callable[[], Tensor]]
 
 
 class StateLM(LanguageModel):
@@ -59,7 +59,7 @@ class StateLM(LanguageModel):
         return cls(args, device=device)
 
     @abstractmethod
-    def states(self, prompts: Sequence[Sequence[int]], *, advance: Advance = int) -> Scores:
+    def states(self, prompts: Prompts, *, advance: Advance = int) -> Scores:
         """Return the state at the last token of each prompt, (n, H) float32.
 
         Prompts are token ids, none empty, and fit the window.
@@ -67,8 +67,8 @@ class StateLM(LanguageModel):
 
     def scores(
         self,
-        prompts: Sequence[Sequence[int]],  # noqa: ARG002
-        words: Sequence[Sequence[Sequence[int]]],  # noqa: ARG002
+        prompts: Prompts,  # noqa: ARG002
+        words: Sequence[Prompts],  # noqa: ARG002
         *,
         advance: Advance = int,  # noqa: ARG002
     ) -> list[list[float]]:
@@ -80,8 +80,8 @@ class StateLM(LanguageModel):
 
     def share_prefix(
         self,
-        ids: Sequence[int],  # noqa: ARG002 (of LMs that share it)
-        probes: Callable[[], Sequence[Sequence[int]]],  # noqa: ARG002
+        ids: Tokens,  # noqa: ARG002 (of LMs that share it)
+        probes: Callable[[], Prompts],  # noqa: ARG002
         layers: Sequence[int] = (),  # noqa: ARG002
     ) -> BeginStates:
         """Return a function that starts to read prompts, most of which begin with `ids`.
@@ -90,7 +90,7 @@ class StateLM(LanguageModel):
         try a faster way on. By default nothing is shared. `layers` are of `layers_at`.
         """
 
-        def begin(prompts: Sequence[Sequence[int]], advance: Advance) -> Callable[[], Tensor]:
+        def begin(prompts: Prompts, advance: Advance) -> Callable[[], Tensor]:
             states = torch.from_numpy(self.states(prompts, advance=advance)).to(self.dtype)
             return lambda: states
 
@@ -100,11 +100,11 @@ class StateLM(LanguageModel):
         """Return the layers before the last, at shares of the depth, that it gives states of."""
         return []
 
-    def word_rows(self, words: Sequence[Sequence[int]]) -> Vectors | None:  # noqa: ARG002
+    def word_rows(self, words: Prompts) -> Vectors | None:  # noqa: ARG002
         """Return what gives each word's logit for a state, (C, H + 1); None if it has no such."""
         return None
 
-    def check_kept(self, prompts: Sequence[Sequence[int]], states: Scores) -> None:
+    def check_kept(self, prompts: Prompts, states: Scores) -> None:
         """Raise a ModelError if an LM that may have changed no longer gives stored states."""
 
     def release(self) -> None:
@@ -142,7 +142,7 @@ class StateLM(LanguageModel):
         starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
         return list(full[: next(starts, 0)])
 
-    def with_lead(self, ids: Sequence[int]) -> list[int]:
+    def with_lead(self, ids: Tokens) -> list[int]:
         """Return ids after `lead_ids`, unless they begin with these, as a chat's may."""
         has_lead = list(ids[: len(self.lead_ids)]) == self.lead_ids
         return list(ids) if has_lead else [*self.lead_ids, *ids]
@@ -189,9 +189,7 @@ class StateLM(LanguageModel):
                 )
         return ids, [both[len(ids) :] for both in joint]
 
-    def _check_prompts(
-        self, prompts: Sequence[str], ids: Sequence[Sequence[int]], max_new_tokens: int
-    ) -> None:
+    def _check_prompts(self, prompts: Sequence[str], ids: Prompts, max_new_tokens: int) -> None:
         for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
             if not line:
                 raise ConfigError(f"prompt {number} is empty: there is nothing to continue")

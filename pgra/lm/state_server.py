@@ -13,13 +13,13 @@ from torch import Tensor
 from pgra.arrays import Scores
 from pgra.errors import ConfigError, ModelError, show
 from pgra.lm import load
-from pgra.lm.base import Advance, LMArguments
+from pgra.lm.base import Advance, LMArguments, Prompts, Tokens
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.client import Client, Declined, call_all
 from pgra.lm.kernels import tolerance
 from pgra.lm.state_lm import StateLM
 from pgra.lm.transformers_lm import NO_LIMIT
-from pgra.types import Json
+from pgra.types import Fields, Json
 
 PROBE = "The answer is a question of time."
 _ADMITTED = 16  # texts that are compared before states are used
@@ -50,7 +50,7 @@ class StateServer(StateLM):
         about: All that its states depend on, as far as it says: engine, version, model, dtype.
     """
 
-    about: Mapping[str, Json]
+    about: Fields
 
     def __init__(self, args: LMArguments, *, device: str = "auto") -> None:
         """Ask a server which LM it has, and load its tokenizer.
@@ -77,9 +77,9 @@ class StateServer(StateLM):
         self._tokenizer_identity = files.identity
         self.source = load.ModelSource(self._model, "", None, self._model, inputs=files.inputs)
         self.window = min(self._longest or NO_LIMIT, self.tokenizer.model_max_length)
-        self._admitted: tuple[Sequence[int], Scores] | None = None  # a prompt, and its state
+        self._admitted: tuple[Tokens, Scores] | None = None  # a prompt, and its state
         ours = self.tokenize([PROBE])[0]
-        theirs = self._ask_tokens(PROBE)
+        theirs = self._ask_tokens()
         if theirs not in (None, ours, [*self.lead_ids, *ours]):
             raise ModelError(
                 f"'{name}' is not {args.lm}'s --lm_tokenizer "
@@ -109,9 +109,10 @@ class StateServer(StateLM):
         self._named = served.get("tokenizer_path") or served.get("root")
         self._longest = min(lengths, default=None)
 
-    def _ask_tokens(self, text: str) -> list[int] | None:
-        """Return the server's token ids of a text; None where it does not say."""
-        body = {"model": self._model, "content": text, "prompt": text, "add_special_tokens": False}
+    def _ask_tokens(self) -> list[int] | None:
+        """Return the server's token ids of `PROBE`; None where it does not say."""
+        text = {"content": PROBE, "prompt": PROBE}  # by llama.cpp and by vLLM
+        body = {"model": self._model, "add_special_tokens": False, **text}
         try:
             reply = self._client.ask("/tokenize", body)
         except Declined:
@@ -119,7 +120,7 @@ class StateServer(StateLM):
         return reply.get("tokens") if isinstance(reply, dict) else None
 
     @property
-    def fingerprint(self) -> Mapping[str, Json]:
+    def fingerprint(self) -> Fields:
         """All that states depend on, besides the token ids."""
         engine = {"engine": dict(self.about), "tokenizer": self._tokenizer_identity}
         return {**load.model_fields(self.source, self.dtype), **engine}
@@ -129,7 +130,7 @@ class StateServer(StateLM):
         """H, the width of a state."""
         return int(self.ask_states(self.tokenize([PROBE])).shape[1])
 
-    def states(self, prompts: Sequence[Sequence[int]], *, advance: Advance = int) -> Scores:
+    def states(self, prompts: Prompts, *, advance: Advance = int) -> Scores:
         """Return the state at each prompt's last token, (n, H) float32.
 
         Raises:
@@ -143,12 +144,12 @@ class StateServer(StateLM):
         self._compare(self._ask_batches([prompt]), state, "than at first")
         return states
 
-    def check_kept(self, prompts: Sequence[Sequence[int]], states: Scores) -> None:
+    def check_kept(self, prompts: Prompts, states: Scores) -> None:
         """Compare with states that were stored before; ModelError if they differ."""
         read = torch.from_numpy(self.states(prompts)).to(self.dtype)
         self._compare(read.float().numpy(), states, "than those that are kept")
 
-    def _ask_batches(self, prompts: Sequence[Sequence[int]], advance: Advance = int) -> Scores:
+    def _ask_batches(self, prompts: Prompts, advance: Advance = int) -> Scores:
         size = _NUM_PROMPTS
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
@@ -168,7 +169,7 @@ class StateServer(StateLM):
                 "than before"
             )
 
-    def _admit(self, prompts: Sequence[Sequence[int]]) -> tuple[Sequence[int], Scores]:
+    def _admit(self, prompts: Prompts) -> tuple[Tokens, Scores]:
         """Compare states of some prompts, asked in several ways; return a prompt and its state."""
         chosen = list(prompts[:: -(-len(prompts) // _ADMITTED)])
         alone = np.concatenate([self._ask_batches([prompt]) for prompt in chosen])
@@ -200,7 +201,7 @@ class StateServer(StateLM):
                 f"is at most {most:.2%}"
             )
 
-    def ask_states(self, prompts: Sequence[Sequence[int]]) -> Scores:
+    def ask_states(self, prompts: Prompts) -> Scores:
         """Return the states of prompts, (n, H) float32; ModelError if it gives other ones."""
         ids = [list(prompt) for prompt in prompts]
         body: dict[str, Json]
@@ -226,8 +227,8 @@ class StateServer(StateLM):
 
     def scores(
         self,
-        prompts: Sequence[Sequence[int]],
-        words: Sequence[Sequence[Sequence[int]]],
+        prompts: Prompts,
+        words: Sequence[Prompts],
         *,
         advance: Advance = int,
     ) -> list[list[float]]:
@@ -239,7 +240,7 @@ class StateServer(StateLM):
             done=lambda _: advance(1),
         )
 
-    def _ask_scores(self, query: tuple[Sequence[int], Sequence[Sequence[int]]]) -> list[float]:
+    def _ask_scores(self, query: tuple[Tokens, Prompts]) -> list[float]:
         """Return the log-probabilities of words after a prompt, from prompts that are echoed."""
         prompt, words = query
         prompts = [[*prompt, *word] for word in words]

@@ -14,7 +14,7 @@ from torch import Tensor
 from pgra.arrays import Vectors
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import load
-from pgra.lm.base import LMArguments
+from pgra.lm.base import LMArguments, Prompts
 from pgra.lm.batching import BackOff, pad, send
 from pgra.lm.kernels import tolerance
 from pgra.lm.state_lm import StateLM
@@ -220,7 +220,7 @@ class TransformersLM(StateLM):
         layers = {max(1, math.floor(self._depth * depth + 0.5)) for depth in depths}
         return sorted(layer for layer in layers if layer < last)
 
-    def word_rows(self, words: Sequence[Sequence[int]]) -> Vectors | None:
+    def word_rows(self, words: Prompts) -> Vectors | None:
         """Return what gives each word's mean logit over its tokens for a state, (C, H + 1).
 
         The last column is added. None where the LM has no head.
@@ -270,7 +270,7 @@ class TransformersLM(StateLM):
         return torch.cat([*blocks, states_at(last, ends)], dim=1)
 
     @torch.inference_mode()
-    def states_of(self, batch: Sequence[Sequence[int]], layers: Sequence[int] = ()) -> Tensor:
+    def states_of(self, batch: Prompts, layers: Sequence[int] = ()) -> Tensor:
         """Return the state at each input's last token, (n, H) in the LM's dtype, on its device.
 
         A state is the output of `layer` after the final norm. Inputs are token ids, none empty.

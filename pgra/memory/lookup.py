@@ -43,7 +43,6 @@ _WHOLE = ("paraphrase", "relative-edit")  # what people ask, without slots
 _BY_TEXT = ("edit", "relative-edit")  # without an encoder
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 _LEAST_LETTERS = 4  # of a word that may hold a slip
-_CHUNK = 8192  # texts encoded and kept at once; a stop loses no more
 _DIGITS = 5  # of a cosine
 
 
@@ -346,19 +345,15 @@ class EncoderLookup(Lookup):
 
     def _update(self, rows: Sequence[int], new: Sequence[MemoryEntry], keys: Sequence[str]) -> None:
         key_of = {entry.id: key for entry, key in zip(new, keys, strict=True)}
-        ids = list(key_of)
-        blocks = [self._vectors[list(rows)]]
         stored_as = digest(self.fingerprint)
-        for start in range(0, len(ids), _CHUNK):
-            chunk = ids[start : start + _CHUNK]
-            vectors = self._log.vectors(stored_as, chunk)
-            if missing := [entry_id for entry_id in chunk if entry_id not in vectors]:
-                encoded = self._encoder.encode([key_of[entry_id] for entry_id in missing])
-                computed = dict(zip(missing, encoded, strict=True))
-                self._log.keep_vectors(stored_as, computed)
-                vectors |= computed
-            blocks.append(np.stack([vectors[entry_id] for entry_id in chunk]))
-        self._vectors = np.concatenate(blocks)
+        vectors = self._log.vectors(stored_as, list(key_of))
+        if missing := [entry_id for entry_id in key_of if entry_id not in vectors]:
+            encoded = self._encoder.encode([key_of[entry_id] for entry_id in missing])
+            computed = dict(zip(missing, encoded, strict=True))
+            self._log.keep_vectors(stored_as, computed)
+            vectors |= computed
+        added = [vectors[entry_id] for entry_id in key_of]
+        self._vectors = np.vstack([self._vectors[list(rows)], *added])
         super()._update(rows, new, keys)
 
 

@@ -150,7 +150,7 @@ class Classifier(ClassifierMixin, BaseEstimator, PromptedModel):  # type: ignore
         if isinstance(lm, PromptedFit):
             self._restore(lm)
             return
-        rows = as_rows("examples", examples)
+        rows = as_rows(examples)
         if not isinstance(rows, list) or rows:
             self.fit(rows)
         elif labels is not None or task is not None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.arrays import Scores
+from pgra.arrays import Array, Scores
 from pgra.context import ALONE, Context
 from pgra.lm.batching import GroupCost, token_budget_batches
 from pgra.lm.kernels import packed_for
@@ -98,8 +97,8 @@ class T5Classifier:
         self,
         inputs: TokenizedInputs,
         work: Callable[[PackedSegments], Tensor],
-        context: Context = ALONE,
-    ) -> npt.NDArray[Any]:
+        context: Context,
+    ) -> Array:
         """Apply `work` to all inputs, in batches of similar size, without dropout.
 
         `work` returns a row for each example of a batch, (B, W); all rows stay on the device until

@@ -11,15 +11,14 @@ In memory are keys, 24 bytes a state; states are mapped a shard at a time.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from pgra.arrays import Rows, Vectors
+from pgra.arrays import Array, Rows, Vectors
 from pgra.artifacts import (
     MANIFEST,
     NO_INPUTS,
@@ -79,7 +78,7 @@ class BankShard:
             raise DamageError(f"{self.record.with_name(name)} {damage}", way_out)
         self._is_compared = True
 
-    def states(self, indices: npt.NDArray[np.integer[Any]]) -> Vectors:
+    def states(self, indices: Array) -> Vectors:
         """Return the states at these indices, (n, H) float32; damage is a DamageError."""
         self.compare()
         with safetensors.safe_open(self._file, "pt") as tensors:

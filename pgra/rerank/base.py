@@ -115,7 +115,7 @@ class BaseReranker(ABC):
         return RerankCost()
 
     @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None) -> list[str]:  # noqa: ARG003
         """Name the models that it uses, as the user wrote them."""
         return [args.lm] if cls.reads_lm else []
 

@@ -16,16 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from pgra.arrays import Scores, Vectors, log_softmax
+from pgra.arrays import Indices, Masks, Scores, Values, Vectors, log_softmax
 from pgra.data.text import copy_key
 from pgra.errors import ConfigError
 from pgra.lm.prefix import StateColumns
 from pgra.types import Example
-
-Doubles = npt.NDArray[np.float64]
-Targets = npt.NDArray[np.intp]
 
 _FOLDS = 5
 _LEAST_TEXTS = 2  # of a label, for a head
@@ -77,7 +73,7 @@ class Head:
 
 
 def fit_head(
-    states: Vectors, targets: Targets, num_labels: int, folds: Targets, num_folds: int
+    states: Vectors, targets: Indices, num_labels: int, folds: Indices, num_folds: int
 ) -> Head:
     """Fit a head to states (n, H) and label numbers (n,); cross-validation chooses the penalty."""
     stats = column_stats(states)
@@ -119,12 +115,12 @@ class LabelModel:
         shift: Added to each label's score, (C,).
     """
 
-    widths: Targets
-    has_encoder: npt.NDArray[np.bool_]
+    widths: Indices
+    has_encoder: Masks
     stats: Vectors
     weights: Vectors
     biases: Vectors
-    has_head: npt.NDArray[np.bool_]
+    has_head: Masks
     words: Vectors
     prior: Vectors
     join: Vectors
@@ -142,7 +138,7 @@ class LabelModel:
     def num_depths(self) -> int:
         return len(self.widths) - int(self.has_encoder)
 
-    def score(self, states: Vectors, folds: Targets | None = None) -> Scores:
+    def score(self, states: Vectors, folds: Indices | None = None) -> Scores:
         """Return the log-probability of each label, (n, C).
 
         `folds` (n,) name the fold whose heads have not seen a text; None: those of all examples.
@@ -150,7 +146,7 @@ class LabelModel:
         views = self.views(states, folds)
         return log_softmax(np.tensordot(self.join, views, axes=1) + self.shift)
 
-    def views(self, states: Vectors, folds: Targets | None = None) -> Scores:
+    def views(self, states: Vectors, folds: Indices | None = None) -> Scores:
         """Return the log-probabilities of each view, (V, n, C)."""
         if folds is None:
             folds = np.full(len(states), self.num_folds)
@@ -174,7 +170,7 @@ class LabelModel:
         return affine(states[:, end + 1 - self.words.shape[1] : end], self.words)
 
     def _head_chances(
-        self, states: Vectors, folds: Targets, block: int, opinion: Vectors | None
+        self, states: Vectors, folds: Indices, block: int, opinion: Vectors | None
     ) -> Vectors:
         """Return the probabilities by one block's head, (n, C)."""
         has_head = self.has_head[block]
@@ -195,7 +191,7 @@ class LabelModel:
         return with_others
 
 
-def block_columns(widths: Sequence[int] | Targets, block: int) -> slice:
+def block_columns(widths: Sequence[int] | Indices, block: int) -> slice:
     """Return the columns of a block."""
     start = int(sum(widths[:block]))
     return slice(start, start + int(widths[block]))
@@ -218,14 +214,14 @@ class Fit:
     """
 
     model: LabelModel
-    folds: Targets
-    targets: Targets
+    folds: Indices
+    targets: Indices
     scores: Scores
 
     @property
-    def is_right(self) -> npt.NDArray[np.bool_]:
+    def is_right(self) -> Masks:
         """Whether the scores decide rightly, (n,)."""
-        is_right: npt.NDArray[np.bool_] = self.scores.argmax(axis=1) == self.targets
+        is_right: Masks = self.scores.argmax(axis=1) == self.targets
         return is_right
 
 
@@ -306,7 +302,7 @@ def fit_labels(
     return Fit(model, folds[:count], targets[:count], model.score(learned, folds[:count]))
 
 
-def fit_join(views: Scores, targets: Targets) -> tuple[Vectors, Vectors]:
+def fit_join(views: Scores, targets: Indices) -> tuple[Vectors, Vectors]:
     """Return the weights of views (V,) and a label bias (C,) that make the labels most likely.
 
     `views` are log-probabilities (V, n, C). The priors are normal: of weights with mean 1/2 and
@@ -321,7 +317,7 @@ def fit_join(views: Scores, targets: Targets) -> tuple[Vectors, Vectors]:
     centre = np.concatenate([np.full(count, _WEIGHT), np.zeros(num_labels)])
     strength = np.concatenate([np.full(count, 1 / _WEIGHT**2), np.ones(num_labels)])
 
-    def loss(fit: Doubles) -> tuple[float, Doubles]:
+    def loss(fit: Values) -> tuple[float, Values]:
         chances = log_softmax(np.tensordot(fit[:count], values, axes=1) + fit[count:])
         errors = np.exp(chances) - truth
         away = strength * (fit - centre)
@@ -333,7 +329,7 @@ def fit_join(views: Scores, targets: Targets) -> tuple[Vectors, Vectors]:
     return fit[:count], fit[count:]
 
 
-def stratified_folds(targets: Targets, texts: Sequence[str]) -> Targets:
+def stratified_folds(targets: Indices, texts: Sequence[str]) -> Indices:
     """Deal texts out to five folds by chance, each label evenly: the fold of each, (n,).
 
     Equal texts, of `copy_key`, are in one fold: a head that has seen one of them knows the others.
@@ -348,14 +344,14 @@ def stratified_folds(targets: Targets, texts: Sequence[str]) -> Targets:
     return folds[copies]
 
 
-def _fit_path(values: Doubles, targets: Targets, num_labels: int) -> list[Doubles]:
+def _fit_path(values: Values, targets: Indices, num_labels: int) -> list[Values]:
     """Fit with each penalty: (C, D + 1) each."""
     from scipy.optimize import minimize  # a third of a second to import
 
     truth = np.eye(num_labels)[targets]
     shape = (num_labels, values.shape[1] + 1)
 
-    def loss(flat: Doubles, penalty: float) -> tuple[float, Doubles]:
+    def loss(flat: Values, penalty: float) -> tuple[float, Values]:
         weights = flat.reshape(shape)
         chances = log_softmax(values @ weights[:, :-1].T + weights[:, -1])
         errors = (np.exp(chances) - truth) / len(values)

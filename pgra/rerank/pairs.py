@@ -203,7 +203,7 @@ class PairReranker(PairBankReranker):
         super().__init__(request, self.source, fields)
 
     @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: Arguments | None) -> list[str]:  # noqa: ARG003
         arguments = cls.options_class
         return [getattr(options or arguments(), arguments.FIELDS["lm"])]
 

@@ -105,7 +105,7 @@ class TaskPrompt:
 
 def read_examples(task: Task | None, examples: ExampleRows) -> list[Example]:
     """Read labelled examples of a task."""
-    rows = as_rows("examples", examples)
+    rows = as_rows(examples)
     if isinstance(rows, list) and not rows:
         return []
     if task is None:
@@ -321,7 +321,7 @@ class Reranker(PromptedModel):
             return self
         queries = None
         if examples is not None:
-            rows = as_rows("examples", examples)
+            rows = as_rows(examples)
             if isinstance(rows, list) and all(isinstance(row, str) for row in rows):
                 read = read_queries(rows, self._scorer.inputs)
             else:

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from pgra.arrays import Rows, Vectors, unit
+from pgra.arrays import Indices, Rows, Vectors, unit
 from pgra.artifacts import artifact_dir, build_once, digest, find_fault, read_array, write_array
 from pgra.config import find_class
 from pgra.errors import ConfigError
@@ -36,7 +35,7 @@ from pgra.rerank.arguments import AUTO, FitData
 from pgra.rerank.bank import Bank
 from pgra.rerank.base import query_key, query_keys
 from pgra.rerank.head import LabelModel, column_stats, fit_labels, softmax, standardize
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import MISSING_ROW, Example, Fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +70,12 @@ class Similarity:
     reads_depths: ClassVar[bool] = False
 
     @classmethod
-    def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:
+    def settings(cls, data: FitData, examples: Sequence[Example]) -> dict[str, Any]:  # noqa: ARG003
         """Return what decides a fit beside the draw of training queries, named as `FIT_SETTINGS`.
 
         Raises:
             ConfigError: If there is nothing to fit to; nothing was read yet.
         """
-        del data, examples  # some need them
         return {}
 
     @classmethod
@@ -168,7 +166,7 @@ class LabelHead(LabelModel, Similarity):
     `mean` has the mean scores over passages, (C,).
     """
 
-    folds: npt.NDArray[np.intp]
+    folds: Indices
     keys: Rows
     mean: Vectors
 
@@ -262,7 +260,7 @@ class Fitting:
         encoder: PromptedEncoder,
         *,
         num_rows: int,
-        bank_fields: Mapping[str, Json] | None = None,
+        bank_fields: Fields | None = None,
         root: Path | None = None,
         kind: str = "",
     ) -> None:
@@ -331,7 +329,7 @@ class Fitting:
         if not self._class.is_fitted or self._run_file is not None:
             return
 
-        def measure(aside: Path) -> Mapping[str, Json]:
+        def measure(aside: Path) -> Fields:
             rows = self.rows()
             keys = np.array(list(self._queries), np.int64)
             self.similarity = self.fit_states(bank.states(rows), query_bank.states(keys))

@@ -43,7 +43,7 @@ from pgra.rerank.bank import Bank, bank_folder, bank_name
 from pgra.rerank.base import RerankRequest, ScoringReranker, query_key, query_keys
 from pgra.rerank.similarity import FIT_FILE, Fitting, Similarity, find_similarity, score_candidates
 from pgra.retrieval.base import whole_path
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import MISSING_ROW, Example, Fields
 
 logger = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ class StateBank(Bank):
     def __init__(
         self,
         encoder: PromptedEncoder,
-        fields: Mapping[str, Json],
+        fields: Fields,
         context: Context,
         *,
         shard_rows: int,

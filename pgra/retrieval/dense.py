@@ -24,7 +24,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from pgra.arrays import Rows
+from pgra.arrays import Array, Rows
 from pgra.artifacts import (
     MANIFEST,
     Artifact,
@@ -483,7 +483,7 @@ def encode_shards(
         num_cut[shard] = chunk.num_cut
         return chunk
 
-    def keep(shard: Shard, finish: Callable[[], npt.NDArray[Any]]) -> None:
+    def keep(shard: Shard, finish: Callable[[], Array]) -> None:
         write_array(shard.path, finish())
         encoder.inputs.check()
         record = {

@@ -15,7 +15,6 @@ from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.artifacts import write_json
-from pgra.data.bundled import bundled_model_dir
 from pgra.encoders import POOLINGS
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, ModelError
@@ -213,13 +212,3 @@ def test_parts_elsewhere_and_older_names_are_read(encoder_dir, tmp_path):
     assert make(folder).fingerprint["max_tokens"] == 64
     close(make(folder).encode(TEXTS), new.encode(TEXTS))
     assert make(folder, pooling="mean").width == 16  # the pooling alone
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_the_bundled_encoder_gives_the_librarys_vectors():
-    ours = make("bundled:minilm-l6")
-    assert ours.fingerprint["max_tokens"] == 256
-    texts = [*SENTENCES, " ".join(SENTENCES), " ".join(SENTENCES * 3)]  # 2 longer than 128 tokens
-    theirs = SentenceTransformer(str(bundled_model_dir("minilm-l6")), device="cpu")
-    close(ours.encode(texts), theirs.encode(texts))

@@ -33,14 +33,6 @@ def test_signs_that_change_the_meaning_count(one, other):
     assert guard.distinct.tolist() == [0, 1]
 
 
-def test_equal_text_of_another_label_is_no_copy():
-    texts = ["A dull town.", "a dull town.", "A dull town."]
-    guard = LeakGuard(texts, ["good", "bad", "good"])
-    assert guard.distinct.tolist() == [0, 1]
-    is_leak = guard.leaks("a dull town")  # a query is shown none of them, whatever they stand for
-    assert all(map(is_leak, range(3)))
-
-
 QUESTIONS = [
     *("who wrote Hamlet", "what is C++", "is 5 a prime", "what is the capital of Iran"),
     *("how do you get to the web site", "it is n't a very good film", "the county fair"),
