@@ -371,8 +371,6 @@ class Pgra(Method):
             ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
                 was trained with; the difference is named.
         """
-        if not self.args.trains:
-            return False
         home = find_reader(folder)
         record = read_record(home)
         check_reads_any(record)

@@ -173,3 +173,7 @@ class Ralm(Pgra):
     def sample_prompt(self) -> str:
         """Return the first test query's prompt, as the reader sees it."""
         return self.new_inputs(self.data.test[:1], self.stages.evidence_lines("test")[:1])[0]
+
+    def restore(self, folder: Path) -> bool:  # noqa: ARG002
+        """Return False: there is no reader's folder to open."""
+        return False
