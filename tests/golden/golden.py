@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
+from ablations import label_consistency
 from pgra.cli import main
 
 HERE = Path(__file__).parent
@@ -98,7 +99,9 @@ def _run(line: str, root: Path, symbols: Symbols) -> object:
     before = _stamps(root)
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        code = main(shlex.split(line))
+        words = shlex.split(line)
+        is_study = words[0] == "label_consistency"
+        code = label_consistency.main(words[1:]) if is_study else main(words)
     after = _stamps(root)
     new = [path for path in after if after[path] != before.get(path)]
     # by time where only the hash differs, which has no order

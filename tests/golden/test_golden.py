@@ -46,4 +46,4 @@ def test_every_command_is_recorded():
 
     lines = [golden.expand(line) for group in SCENARIOS.values() for line in group.values()]
     words = {line.split()[0] for line in lines}
-    assert {*COMMANDS} - words <= {"demo", "list", "task", "push", "serve", "mcp", "lm"}
+    assert {*COMMANDS} - words <= {"demo", "list", "task", "push", "serve", "mcp", "lm", "worth"}

@@ -125,7 +125,8 @@ assert "On the shelf." in pgra.Memory().prompt("Where is it?")
 pool = [(text, "good") for text in ("red apples", "green pears", "blue plums", "ripe figs")]
 chosen = pgra.ExemplarSelector(pool, encoder="bm25").select("which pears", k=1)
 assert chosen == [("green pears", "good")], chosen
-assert pgra.cli.main(["search", "x", "--corpus", "memory.sqlite", "--encoder", "e"]) == 2
+open("corpus.txt", "w").write("a town")
+assert pgra.cli.main(["search", "x", "--corpus", "corpus.txt", "--encoder", "e"]) == 2
 assert pgra.cli.main(["memory", "search", "x", "--encoder", "e"]) == 2
 for use in (pgra.Memory, lambda encoder: pgra.ExemplarSelector(pool, encoder=encoder).select("x")):
     try:
