@@ -125,7 +125,6 @@ def test_mteb_measures_the_rerankers_order(reranker, hits):
     assert result.scores["test"][0]["mrr_at_10"] == pytest.approx(1 / 6, 1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of pandas, in pyterrier
 def test_pyterrier_measures_an_index_and_a_reranker_and_ends_in_answers(lm_dirs, encoder_dir):
     pt = pytest.importorskip("pyterrier", reason="needs the extra `integrations`")
     import pandas as pd
