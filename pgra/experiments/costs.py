@@ -14,7 +14,7 @@ from functools import cache
 from typing import Self
 
 from pgra.data.corpus import open_corpus
-from pgra.errors import PgraError, one_line
+from pgra.errors import PgraError, one_line, reading
 from pgra.lm.base import DEPTHS
 from pgra.lm.load import find_model, load_config
 from pgra.methods.arguments import RunArguments
@@ -141,6 +141,6 @@ def _model_size(name: str) -> tuple[int, int]:
     from transformers import AutoModel
 
     config = load_config(find_model(name))
-    with torch.device("meta"):
+    with reading(f"the shape of '{name}'"), torch.device("meta"):
         model = AutoModel.from_config(config)
-    return model.num_parameters(), config.get_text_config().hidden_size
+        return model.num_parameters(), config.get_text_config().hidden_size
