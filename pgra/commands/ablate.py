@@ -32,7 +32,7 @@ class GridArguments(common.SeriesArguments, common.WorkArguments):
     dry_run: bool = arg(False, "List the runs, and run nothing.")
     card: str | None = arg(
         None,
-        "Count the hours of this GPU, and the disk; data and configurations are looked up. "
+        "Count the hours of this GPU, and the disk; corpora and configurations are looked up. "
         "Default: the GPU that is there.",
         choices=("a100", "a6000", "h100", "h200", "l40s"),
     )

@@ -18,7 +18,6 @@ from pgra.errors import PgraError, one_line, reading
 from pgra.lm.base import DEPTHS
 from pgra.lm.load import find_model, load_config
 from pgra.methods.arguments import RunArguments
-from pgra.methods.base import SPLITS, TaskData
 from pgra.rerank import find_reranker
 
 # Dense bfloat16 TFLOP/s of the makers' data sheets.
@@ -41,7 +40,7 @@ class Cost:
     Attributes:
         models: Bytes by name; the hub's cache has them.
         indexes: Bytes by corpus and encoder.
-        states: Bytes by bank, and operations to read them: the most of the runs that share it.
+        states: Bytes by bank, and operations to read them: at most, of the whole corpus.
         readers: Bytes of what training writes.
         training: Operations.
         unknown: What could not be counted, and why.
@@ -56,7 +55,7 @@ class Cost:
 
     @classmethod
     def of(cls, runs: Sequence[RunArguments]) -> Self:
-        """Count the costs of runs; their data and configurations are read, no weights."""
+        """Count the costs of runs; their corpora and configurations are read, no weights."""
         cost = cls()
         for args in runs:
             try:
@@ -74,22 +73,20 @@ class Cost:
         if "dense" in args.retriever.retriever.split("+"):
             parameters, width = _model_size(args.retriever.encoder)
             self.models[args.retriever.encoder] = parameters * _FLOAT
-            self.indexes[f"{corpus} {args.retriever.encoder}"] = rows * width * _INDEXED
+            self.indexes[f"{corpus} {rows} {args.retriever.encoder}"] = rows * width * _INDEXED
         rerank = args.rerank
         kind = find_reranker(rerank.reranker)
-        data = TaskData.read(args)
-        num_queries = sum(len(data.examples(split)) for split in SPLITS)
         for name in kind.models(rerank, args.rerank_options):
             parameters, width = _model_size(name)
             self.models[name] = parameters * _HALF
-            num_texts = num_queries * args.retriever.num_candidates
-            if kind.reads_lm:
-                num_texts = min(num_texts, rows) + num_queries
-                if rerank.similarity in _SEVERAL_DEPTHS:
-                    width *= len(DEPTHS)
+            if not kind.reads_lm:
+                self.unknown.add(f"pairs that {name} reads")
+                continue
+            if rerank.similarity in _SEVERAL_DEPTHS:
+                width *= len(DEPTHS)
             prompt = (rerank.num_exemplars, rerank.exemplars, rerank.exemplar_seed, rerank.lm_layer)
             bank = str((name, args.data.task, args.data.dataset_name, corpus, *prompt))
-            cost = (num_texts * width * _HALF, 2.0 * parameters * num_texts * _SENTENCE)
+            cost = (rows * width * _HALF, 2.0 * parameters * rows * _SENTENCE)
             self.states[bank] = max(self.states.get(bank, cost), cost)
 
     def _add_reader(self, args: RunArguments) -> None:
@@ -114,14 +111,14 @@ class Cost:
             "readers": self.readers,
         }
         parts = ", ".join(f"{name} {size / _GB:,.2f}" for name, size in sizes.items())
-        lines = [f"disk, counted: {sum(sizes.values()) / _GB:,.2f} GB ({parts})"]
+        lines = [f"disk, at most: {sum(sizes.values()) / _GB:,.2f} GB ({parts})"]
         if card is not None:
             peak = CARDS[card] * 1e12 * 3600
             reading = sum(flops for _, flops in self.states.values()) / _READING / peak
             training = self.training / _TRAINING / peak
             lines.append(
-                f"hours of one {card}, counted, not measured: {reading:,.1f} for LMs to read, "
-                f"{training:,.1f} to train readers"
+                f"hours of one {card}, counted, not measured: at most {reading:,.1f} for LMs to "
+                f"read, {training:,.1f} to train readers"
             )
         return [*lines, *(f"not counted: {reason}" for reason in sorted(self.unknown))]
 

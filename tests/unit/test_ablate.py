@@ -22,7 +22,6 @@ from pgra.experiments.costs import Cost
 from pgra.experiments.grid import make_runs, read_grid, write_grid
 from pgra.lm.base import DEPTHS
 from pgra.lm.load import find_model, load_config
-from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.stages import Stages
 from pgra.reader import train
 from pgra.reader.fid import FusionReader
@@ -211,11 +210,9 @@ def test_costs_count_what_is_shared_once(write, tmp_path):
     lm = load_config(find_model(args.rerank.lm))
     encoder = load_config(find_model(args.retriever.encoder))
     rows = len(open_corpus(args.corpus, args.runtime.artifacts_dir))
-    num_queries = sum(len(TaskData.read(args).examples(split)) for split in SPLITS)
-    num_texts = min(rows, num_queries * 8) + num_queries
     assert list(one.indexes.values()) == [rows * encoder.hidden_size * 6]
     ((size, _),) = one.states.values()
-    assert size == num_texts * lm.hidden_size * 2 * len(DEPTHS)
+    assert size == rows * lm.hidden_size * 2 * len(DEPTHS)
     t5 = FusionReader.from_source(find_model(args.reader.model_name_or_path))
     assert one.readers == 4 * t5.model.num_parameters()
     assert one.training == 6 * t5.model.num_parameters() * 4 * 2 * 67
