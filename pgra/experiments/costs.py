@@ -75,11 +75,10 @@ class Cost:
             self.models[args.retriever.encoder] = parameters * _FLOAT
             self.indexes[f"{corpus} {rows} {args.retriever.encoder}"] = rows * width * _INDEXED
         rerank = args.rerank
-        kind = find_reranker(rerank.reranker)
-        for name in kind.models(rerank, args.rerank_options):
+        for name in find_reranker(rerank.reranker).models(rerank, args.rerank_options):
             parameters, width = _model_size(name)
             self.models[name] = parameters * _HALF
-            if not kind.reads_lm:
+            if rerank.reranker != "prompted":
                 self.unknown.add(f"pairs that {name} reads")
                 continue
             if rerank.similarity in _SEVERAL_DEPTHS:
